@@ -6,8 +6,11 @@ import functools
 import inspect
 import re
 import warnings
-from collections.abc import Callable
-from typing import Any
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple
 
 import jax
 
@@ -23,7 +26,8 @@ def why_retraced(function: Callable[..., Any]) -> Callable[..., Any]:
 
     It compares arguments as `jax.jit` does: their structure, with the static data of modules, and
     the shapes, dtypes and weak types of arrays. Each call that differs from all earlier ones issues
-    a `RetracingWarning`, which compares it with the most similar call.
+    a `RetracingWarning`, which compares it with the most similar call. So does each call that jax
+    traces although only a static argument differs, or nothing: then a function was made anew.
 
     Args:
         function: usually a jitted one.
@@ -44,20 +48,88 @@ def why_retraced(function: Callable[..., Any]) -> Callable[..., Any]:
           got: x: float32[2] before, float32[3] now
           write: arguments with equal structure, static data, shapes and dtypes
     """
-    seen: dict[Any, dict[str, Any]] = {}
+    seen: dict[Any, list[Call]] = {}
+    code = getattr(inspect.unwrap(function), "__code__", None)
 
     @functools.wraps(function)
     def wrapper(*args: object, **kwargs: object) -> Any:
         named = _named_arguments(function, args, kwargs)
-        key = _cache_key(named)
-        if key not in seen:
-            now = _abstract_tree(named)
-            if seen:
-                _warn(function, min((_differences(old, now) for old in seen.values()), key=len))
-            seen[key] = now
-        return function(*args, **kwargs)
+        key, now = _cache_key(named), Call(_abstract_tree(named), _numbers(named))
+        with _names_of_traces() as traced:
+            result = function(*args, **kwargs)
+        before = [each for calls in seen.values() for each in calls]
+        known = _called.setdefault(code, set()) if code is not None else set()
+        if traced and (key in seen or (not before and key in known)):
+            _warn_of_equal_call(function, seen.get(key, ()), now, traced)
+        elif before and key not in seen:
+            _warn(function, min((_differences(old.tree, now.tree) for old in before), key=len))
+        if traced or key not in seen:
+            seen.setdefault(key, []).append(now)
+        known.add(key)
+        return result
 
     return wrapper
+
+
+class Call(NamedTuple):
+    """The arguments of one call."""
+
+    tree: Any  # shapes, dtypes and static data
+    numbers: dict[str, Any]  # Python numbers by path, which may be static arguments
+
+
+#: The arguments with which functions of some code were called, by any of their wrappers.
+_called: weakref.WeakKeyDictionary[Any, set[Any]] = weakref.WeakKeyDictionary()
+_traces: ContextVar[list[str] | None] = ContextVar("pax_export_traces", default=None)
+
+
+@contextmanager
+def _names_of_traces() -> Iterator[list[str]]:
+    """Lists the functions that jax traces in the block."""
+    _listen()
+    names: list[str] = []
+    token = _traces.set(names)
+    try:
+        yield names
+    finally:
+        _traces.reset(token)
+
+
+@functools.cache
+def _listen() -> None:
+    def heard(event: str, duration: float, **details: Any) -> None:
+        names = _traces.get()
+        if names is not None and event.endswith("/jaxpr_trace_duration"):
+            names.append(str(details.get("fun_name", "a function")))
+
+    jax.monitoring.register_event_duration_secs_listener(heard)
+
+
+def _numbers(tree: PyTree) -> dict[str, Any]:
+    return {
+        path: leaf
+        for path, leaf in named_leaves(tree)
+        if isinstance(leaf, (bool, int, float, complex))
+    }
+
+
+def _warn_of_equal_call(
+    function: Callable, before: Sequence[Call], now: Call, traced: list[str]
+) -> None:
+    """Warns of a trace for arguments that are arrays and static data as before."""
+    static = [
+        [f"{path}: {old.numbers[path]!r} before, {value!r} now, a static argument"
+         for path, value in now.numbers.items() if old.numbers.get(path, value) != value]
+        for old in before
+    ]  # fmt: skip
+    if static and all(static):
+        _warn(function, min(static, key=len), "an array, jnp.asarray(...), for what changes")
+    else:
+        _warn(
+            function,
+            [f"equal arguments; the function {traced[-1]} was made anew"],
+            "jax.jit(...) once, outside of the loop or function that calls it",
+        )
 
 
 def _named_arguments(function: Callable, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -126,7 +198,11 @@ def _without_addresses(line: str) -> str:
     return f"{same[1]}: another {same[2]} than before" if same else line
 
 
-def _warn(function: Callable, differences: list[str]) -> None:
+def _warn(
+    function: Callable,
+    differences: list[str],
+    write: str = "arguments with equal structure, static data, shapes and dtypes",
+) -> None:
     more = len(differences) - _SHOWN
     shown = [_without_addresses(line) for line in differences[:_SHOWN]] + (
         [f"and {more} more"] if more > 0 else []
@@ -135,6 +211,6 @@ def _warn(function: Callable, differences: list[str]) -> None:
         "A function is retraced.",
         where=getattr(function, "__name__", type(function).__name__),
         got="; ".join(shown) or "static data that cannot be compared",
-        write="arguments with equal structure, static data, shapes and dtypes",
+        write=write,
     )
     warnings.warn(warning, stacklevel=3)

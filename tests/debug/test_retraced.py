@@ -82,3 +82,47 @@ def test_objects_are_named_without_their_addresses():
         *[(pax.Lambda(lambda x, scale=scale: x * scale[0]), 1.0) for scale in ([1], [2])],
     )
     assert "0x" not in message and "than before" in message and "net." in message
+
+
+def test_static_arguments_are_named():
+    power = jax.jit(lambda x, n: x**n, static_argnums=1)
+    x = jnp.ones(2)
+    (message,) = told(power, (x, 2), (x, 2), (x, 3), (x, 2))
+    assert "n: 2 before, 3 now, a static argument" in message
+    named = jax.jit(lambda x, mode: x, static_argnames="mode")
+    (message,) = told(named, (x, "fast"), (x, "slow"))
+    assert "mode" in message and "'fast'" in message and "'slow'" in message
+
+
+def test_numbers_that_are_arrays_are_not_reported():
+    assert told(jax.jit(lambda x, n: x * n), (jnp.ones(2), 2), (jnp.ones(2), 3)) == []
+
+
+def test_a_function_that_is_jitted_anew_in_each_call():
+    def evaluate(net, x):
+        return jax.jit(lambda net, x: net(x))(net, x)
+
+    net, x = Net().eval(), jnp.ones(2)
+    (message,) = told(evaluate, (net, x), (net, x))
+    assert "made anew" in message and "<lambda>" in message and "outside of the loop" in message
+
+
+def test_a_function_that_is_jitted_anew_in_a_loop():
+    messages = []
+    for _ in range(3):
+        messages += told(jax.jit(lambda x: x * 2), (jnp.ones(2),))
+    assert len(messages) == 2 and all("made anew" in message for message in messages)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "path"),
+    [
+        ({"a": {"b": 1}}, {"a": {"b": 2}}, "net.data"),
+        ([pax.Linear(2, 2), "relu"], [pax.Linear(2, 2), "gelu"], "net.data.1"),
+        (("x", jnp.float32), ("y", jnp.float32), "net.data"),
+    ],
+)
+def test_static_data_is_named_by_its_path(one, other, path):
+    net = pax.Module().set_attribute("data", one)
+    (message,) = told(jax.jit(call), (net, 1.0), (net.replace(data=other), 1.0))
+    assert f"got: {path}" in message, message
