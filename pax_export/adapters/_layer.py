@@ -275,7 +275,7 @@ def _adapted_namespace(base: type, namespace: dict[str, Any], value: bool) -> di
     """Calls the layer under its policy, and adds the outputs of the adapters."""
     inner: Any = namespace.get("__call__") or base.__call__
 
-    def __call__(self: object, x: Array, /, *args: object, **kwargs: object) -> Any:
+    def __call__(self: Any, x: Array, /, *args: object, **kwargs: object) -> Any:
         active = [each for each in getattr(self, _ATTRIBUTE).values() if each.strength]
         kernel = kernels.adapted_array(self)
         if kernel.declared.apply is None and not any(each.dropout for each in active):

@@ -408,7 +408,8 @@ class _Served:
             return np.zeros([sizes.get(str(size), size) for size in leaf.shape], leaf.dtype)
 
         prefill, decode = (partial(self._run, jax.jit(self.method(key))) for key in SIGNATURES[:2])
-        cache, logits = jax.tree.map(empty, shapes), None
+        cache: Any = jax.tree.map(empty, shapes)
+        logits: Any = None
         for part, here in self._parts(tokens, lengths):
             calls["prefill"].append((part, here, cache))
             made, cache = prefill(part, here, cache)

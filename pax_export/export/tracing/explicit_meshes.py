@@ -78,7 +78,7 @@ def _describe(program: TracedProgram) -> list[Hashable]:
             if isinstance(value, plain) and "shard" not in key and "spec" not in key
         ]
         inner = [_describe(each) for each in inner_programs(equation)]
-        shapes = [each.aval.shape for each in equation.outvars]
+        shapes = [getattr(each.aval, "shape", ()) for each in equation.outvars]
         found.append(repr((name, operands, parameters if not inner else [], shapes, inner)))
         return [(len(found), place) for place in range(len(shapes))]
 

@@ -143,7 +143,8 @@ def arithmetic(builder: GraphBuilder, nodes: Sequence[Any], wanted: Collection[s
         for name in node.input if node.op_type in _PRODUCTS else ():
             if leaf(name):
                 multiplied[is_integer(node, name)].add(leaf(name))
-        if node.op_type == "Gather" and np.ndim(builder.initializers.get(leaf(node.input[0]))) == 2:
+        table = builder.initializers.get(leaf(node.input[0])) if node.op_type == "Gather" else None
+        if table is not None and table.ndim == 2:
             looked_up.add(leaf(node.input[0]))
     halves = {builder.type(dtype): name for dtype, name in _HALVES}
     results, casts = set(wanted), []
