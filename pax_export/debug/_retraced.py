@@ -97,7 +97,7 @@ def _names_of_traces() -> Iterator[list[str]]:
 
 @functools.cache
 def _listen() -> None:
-    def heard(event: str, duration: float, **details: Any) -> None:
+    def heard(event: str, duration_secs: float, **details: Any) -> None:
         names = _traces.get()
         if names is not None and event.endswith("/jaxpr_trace_duration"):
             names.append(str(details.get("fun_name", "a function")))
