@@ -18,7 +18,7 @@ from safetensors.numpy import save_file
 
 import pax_export as pax
 from pax_export.nets import Decoder, DecoderConfig
-from pax_export.nets._decoder_keys import HF, OF_IMAGES
+from pax_export.nets.decoder._keys import HF, OF_IMAGES
 from tests.closeness import assert_close
 from tests.nets import decoder_recorded as recorded
 from tests.nets import decoder_reference as reference

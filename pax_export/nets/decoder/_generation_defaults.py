@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pax_export._errors import PaxWarning, a_few
-from pax_export.nets._decoder_fields import Fields, Keys, short_repr
+from pax_export.nets.decoder._fields import Fields, Keys, short_repr
 
 #: Keys read from generation_config.json, with transformers' defaults.
 _TAKEN = {

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from pax_export._errors import InvalidArgumentError
-from pax_export.nets._decoder_config import DecoderConfig
-from pax_export.nets._decoder_keys import (
+from pax_export.nets.decoder._config import DecoderConfig
+from pax_export.nets.decoder._keys import (
     BIASES,
     GGUF_NAMES,
     LAYER_NORM_GGUF_NAMES,
@@ -17,8 +17,8 @@ from pax_export.nets._decoder_keys import (
     OPTIONAL,
     YARN_BETAS,
 )
-from pax_export.nets._decoder_names import ROTARY_TENSORS
-from pax_export.nets._decoder_to_hf import check_same, no_such_net_error
+from pax_export.nets.decoder._names import ROTARY_TENSORS
+from pax_export.nets.decoder._to_hf import check_same, no_such_net_error
 from pax_export.nn import RotaryScaling, rotary_frequencies
 
 #: The architectures of llama.cpp, by our families where another one has the same net.

@@ -15,10 +15,10 @@ from pax_export._errors import InvalidArgumentError, a_few
 from pax_export._quantized import ArrayLike, Form, QuantizedArray
 from pax_export._types import PyTree
 from pax_export.core import path_name
-from pax_export.nets._decoder_config import DecoderConfig
-from pax_export.nets._decoder_keys import FAMILY_NAMES, HF_NAMES
-from pax_export.nets._decoder_names import Pieces, SourceArray, pieces_of_hf
-from pax_export.nets._generation_defaults import GenerationDefaults
+from pax_export.nets.decoder._config import DecoderConfig
+from pax_export.nets.decoder._generation_defaults import GenerationDefaults
+from pax_export.nets.decoder._keys import FAMILY_NAMES, HF_NAMES
+from pax_export.nets.decoder._names import Pieces, SourceArray, pieces_of_hf
 from pax_export.nn import RotaryScaling
 
 _CLASSES = {

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Sized
 from typing import Any
 
-from pax_export.nets._decoder_fields import (
+from pax_export.nets.decoder._fields import (
     Fields,
     require_mapping,
     unknown_family_error,
     unsupported_error,
 )
-from pax_export.nets._decoder_keys import (
+from pax_export.nets.decoder._keys import (
     BIASES,
     FAMILY_FIELDS,
     GGUF,
@@ -22,7 +22,7 @@ from pax_export.nets._decoder_keys import (
     OPTIONAL,
     YARN_BETAS,
 )
-from pax_export.nets._layer_kind import LayerKind, shortest_pattern
+from pax_export.nets.decoder._layer_kind import LayerKind, shortest_pattern
 from pax_export.nn import RotaryScaling
 
 # Those that scale their logits by the width of the net, by their numbers of layers (27B).

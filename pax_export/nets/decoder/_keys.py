@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pax_export.nets._decoder_fields import Keys
+from pax_export.nets.decoder._fields import Keys
 
 # --- names of the fields of a DecoderConfig ----------------------------------------------------
 

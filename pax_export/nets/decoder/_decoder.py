@@ -15,12 +15,12 @@ from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._jax import is_tracer
 from pax_export._quantized import times_transposed
 from pax_export.core import Module
-from pax_export.nets._decoder_attend import CachedReading, UncachedCall
-from pax_export.nets._decoder_cache import DecoderCache, new_store, sizes_of_net
-from pax_export.nets._decoder_config import DecoderConfig
-from pax_export.nets._decoder_layer import DecoderLayer, norm_of
-from pax_export.nets._decoder_loading import decoder_of_folder, decoder_of_gguf
-from pax_export.nets._decoder_sizes import (
+from pax_export.nets.decoder._attend import CachedReading, UncachedCall
+from pax_export.nets.decoder._cache import DecoderCache, new_store, sizes_of_net
+from pax_export.nets.decoder._config import DecoderConfig
+from pax_export.nets.decoder._layer import DecoderLayer, norm_of
+from pax_export.nets.decoder._loading import decoder_of_folder, decoder_of_gguf
+from pax_export.nets.decoder._sizes import (
     cache_dtype,
     cache_size,
     check_ids,

@@ -8,11 +8,11 @@ from typing import Any
 import jax.numpy as jnp
 
 from pax_export._types import Array, PyTree
-from pax_export.nets._decoder import Decoder
-from pax_export.nets._decoder_attend import Stores, UncachedCall
-from pax_export.nets._decoder_config import DecoderConfig
-from pax_export.nets._decoder_layer import seen_in_order
-from pax_export.nets._layer_kind import LayerKind
+from pax_export.nets.decoder._attend import Stores, UncachedCall
+from pax_export.nets.decoder._config import DecoderConfig
+from pax_export.nets.decoder._decoder import Decoder
+from pax_export.nets.decoder._layer import seen_in_order
+from pax_export.nets.decoder._layer_kind import LayerKind
 
 #: Writes new vectors into the store of one layer, ``[batch, kv_heads, places, head_size]``.
 Put = Callable[[Any, Any], Any]

@@ -15,10 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from pax_export._types import Array, PyTree
-from pax_export.nets._decoder_cache import DecoderCache, places_of, read_store, write_store
-from pax_export.nets._decoder_config import DecoderConfig
-from pax_export.nets._decoder_layer import alibi_bias, seen_in_order
-from pax_export.nets._layer_kind import LayerKind
+from pax_export.nets.decoder._cache import DecoderCache, places_of, read_store, write_store
+from pax_export.nets.decoder._config import DecoderConfig
+from pax_export.nets.decoder._layer import alibi_bias, seen_in_order
+from pax_export.nets.decoder._layer_kind import LayerKind
 from pax_export.nn import RotaryScaling, alibi_slopes, rotary_angles, rotary_frequencies
 
 Stores = tuple  # keys, values, window_keys, window_values of a cache; empty without one

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from pax_export.core import Module
-from pax_export.nets._decoder_config import DecoderConfig
+from pax_export.nets.decoder._config import DecoderConfig
 from pax_export.nn import (
     GatedDense,
     GroupedQueryAttention,

@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec
 from pax_export._errors import InvalidArgumentError
 from pax_export._jax import is_tracer
 from pax_export._types import AnyMesh, Array, DTypeLike, PyTree
-from pax_export.nets._decoder_sizes import require_integers
+from pax_export.nets.decoder._sizes import require_integers
 
 Axis = str | tuple[str, ...] | None  # of a mesh
 

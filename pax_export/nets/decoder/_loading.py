@@ -27,17 +27,17 @@ from pax_export._files.overwrite_guard import some_names
 from pax_export._files.path_argument import as_path
 from pax_export._types import DTypeLike, PyTree
 from pax_export.core import named_leaves
-from pax_export.nets._decoder_config import DecoderConfig
-from pax_export.nets._decoder_gguf import scaling_of_gguf
-from pax_export.nets._decoder_keys import GENERATION
-from pax_export.nets._decoder_names import (
+from pax_export.nets.decoder._config import DecoderConfig
+from pax_export.nets.decoder._generation_defaults import GenerationDefaults, read_defaults
+from pax_export.nets.decoder._gguf import scaling_of_gguf
+from pax_export.nets.decoder._keys import GENERATION
+from pax_export.nets.decoder._names import (
     ROTARY_TENSORS,
     Pieces,
     SourceArray,
     pieces_of_gguf,
     pieces_of_hf,
 )
-from pax_export.nets._generation_defaults import GenerationDefaults, read_defaults
 from pax_export.weights import Source, open_source
 
 _LARGEST_CONFIG = 1 << 24  # bytes

@@ -8,14 +8,14 @@ from dataclasses import replace
 from typing import Any
 
 from pax_export._errors import InvalidArgumentError
-from pax_export.nets._decoder_fields import (
+from pax_export.nets.decoder._fields import (
     Fields,
     require_mapping,
     short_repr,
     unknown_family_error,
     unsupported_error,
 )
-from pax_export.nets._decoder_keys import (
+from pax_export.nets.decoder._keys import (
     BIASES,
     FAMILY_FIELDS,
     FAMILY_NAMES,
@@ -26,7 +26,7 @@ from pax_export.nets._decoder_keys import (
     ROPES,
     YARN_BETAS,
 )
-from pax_export.nets._layer_kind import LayerKind, shortest_pattern
+from pax_export.nets.decoder._layer_kind import LayerKind, shortest_pattern
 from pax_export.nn import RotaryScaling
 
 _ACTIVATIONS = {

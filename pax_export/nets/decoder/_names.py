@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pax_export.nets._decoder_config import DecoderConfig
+from pax_export.nets.decoder._config import DecoderConfig
 
 Pieces = dict[str, "SourceArray"]
 
