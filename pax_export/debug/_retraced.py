@@ -48,13 +48,13 @@ def why_retraced(function: Callable[..., Any]) -> Callable[..., Any]:
           got: x: float32[2] before, float32[3] now
           write: arguments with equal structure, static data, shapes and dtypes
     """
-    seen: dict[Any, list[Call]] = {}
+    seen: dict[Any, list[SeenCall]] = {}
     code = getattr(inspect.unwrap(function), "__code__", None)
 
     @functools.wraps(function)
     def wrapper(*args: object, **kwargs: object) -> Any:
         named = _named_arguments(function, args, kwargs)
-        key, now = _cache_key(named), Call(_abstract_tree(named), _numbers(named))
+        key, now = _cache_key(named), SeenCall(_abstract_tree(named), _numbers(named))
         with _names_of_traces() as traced:
             result = function(*args, **kwargs)
         before = [each for calls in seen.values() for each in calls]
@@ -71,7 +71,7 @@ def why_retraced(function: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
-class Call(NamedTuple):
+class SeenCall(NamedTuple):
     """The arguments of one call."""
 
     tree: Any  # shapes, dtypes and static data
@@ -114,7 +114,7 @@ def _numbers(tree: PyTree) -> dict[str, Any]:
 
 
 def _warn_of_equal_call(
-    function: Callable, before: Sequence[Call], now: Call, traced: list[str]
+    function: Callable, before: Sequence[SeenCall], now: SeenCall, traced: list[str]
 ) -> None:
     """Warns of a trace for arguments that are arrays and static data as before."""
     static = [
