@@ -134,7 +134,7 @@ class Contents(ABC):
         """The calls of a test, as many as the budget has time for."""
 
     def stored(self) -> Mapping[str, Any]:
-        """Returns the stored arrays by name, if in memory; used after a failed validation."""
+        """Returns the stored arrays by name, or none; deferred ones are not read yet."""
         return {}
 
     def test(self, exporter: FormatExporter, place: Path, run: ExportRun) -> dict[str, float]:

@@ -80,11 +80,11 @@ def whole_leaves(names: Iterable[str], stored: Mapping[str, Any]) -> Iterator[Qu
         scales = stored.get(f"{name.removesuffix('.integers')}.scales")
         if not name.endswith(".integers") or name not in stored or scales is None:
             continue
-        sizes = np.shape(stored[name])
+        sizes = stored[name].shape
         halved = [axis for axis, size in enumerate(sizes) if size == 16 * scales.shape[axis]]
         is_packed = bool(halved) and scales.dtype == np.float16
         axis = halved[0] - len(sizes) if is_packed else -1
-        is_float = np.asarray(stored[name]).dtype.name.startswith("float8")
+        is_float = stored[name].dtype.name.startswith("float8")
         has_zeros = f"{name.removesuffix('.integers')}.zeros" in stored
         scheme = "float" if is_float else "asymmetric" if has_zeros else "symmetric"
         form = Form(4 if is_packed else 8, GROUP if is_packed else None, axis, "float32", scheme)

@@ -257,7 +257,7 @@ class _SavedModelContents(Contents):
         writer.write(place, lowered.store, lowered.signatures, lowered.initializer)
 
     def stored(self) -> Mapping[str, Any]:
-        return self.lowered.weights
+        return {each.name: each.value for each in self.lowered.store.stored}
 
     def cases(self, budget: Budget) -> Iterator[Case]:
         return model_cases(self.lowered, self.exporter.examples, budget)
@@ -266,7 +266,7 @@ class _SavedModelContents(Contents):
         """Arrays that were deferred are read for good if calls are made."""
         lowered = self.lowered
         if not run.calls:
-            checkpoint.compare(place, {each.name: each.value for each in lowered.store.stored})
+            checkpoint.compare(place, self.stored())
             return {}
         lowered.store.gather()
         cases, here = self.cases(run.budget), run_saved_model
