@@ -82,7 +82,7 @@ def read_defaults(values: Mapping[str, Any], where: str, size: int) -> Generatio
             got=a_few(changing, 6),
             write="sampler=, with a rule derived from samplers.Sampler; or beam_search",
         )
-        warnings.warn(warning, stacklevel=6)
+        warnings.warn(warning, stacklevel=5)
     top_k = fields.get("top_k")
     return GenerationDefaults(
         stop=tuple(sorted({i for i in _read_ids(fields, "eos_token_id") if 0 <= i < size})),

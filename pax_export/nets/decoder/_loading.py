@@ -159,7 +159,7 @@ def _has_own_head(source: Source, pieces: Pieces) -> bool:
         where=f"{names[0]}, in {source.where}",
         write='"tie_word_embeddings": false in config.json',
     )
-    warnings.warn(warning, stacklevel=5)
+    warnings.warn(warning, stacklevel=4)
     return True
 
 
