@@ -21,7 +21,7 @@ def test_new_initial_values(name):
     new = layer.at(list(dict(layer.arrays))).init(jax.random.key(1))
     for own in layer.arrays:
         assert getattr(new, own).shape == getattr(layer, own).shape
-    assert not np.allclose(new(x), layer(x))
+    assert abs(new(x) - layer(x)).max() > 1e-3
 
 
 @ROWS
@@ -46,7 +46,7 @@ def test_adapters(name, dora, tmp_path):
     assert losses[-1] < losses[0]
     merged = pax.adapters.merge(adapted)
     assert jax.tree.structure(merged) == jax.tree.structure(net)
-    assert not np.allclose(merged(x), net(x), atol=1e-4)
+    assert abs(merged(x) - net(x)).max() > 1e-4
     assert_close(merged(x), adapted(x), atol=1e-4)
     pax.adapters.save(adapted, tmp_path / "adapters")
     loaded = pax.adapters.load(net, tmp_path / "adapters")

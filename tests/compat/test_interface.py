@@ -38,6 +38,7 @@ NAMES = {
 }
 # What this package has beside PAX's names and layers of its own.
 OURS = {
+    "Declared",
     "Selection", "adapters", "checkpoint", "debug", "errors", "export", "generate", "generation",
     "inspect", "inspection",
     "install_as_pax", "load_weights",
@@ -80,7 +81,7 @@ SIGNATURES = {
     "data_format='channels_last', *, rng_key=None, name=None)",
     "LSTM": "(input_dim, hidden_dim, w_init=None, forget_gate_bias=0.0, "
     "*, rng_key=None, name=None)",
-    "GRU": "(input_dim, hidden_dim, *, rng_key=None, name=None)",
+    "GRU": "(input_dim, hidden_dim, *, reset_after=False, rng_key=None, name=None)",
     "VanillaRNN": "(input_dim, hidden_dim, *, rng_key=None, name=None)",
     "LSTMState": "(hidden, cell)",
     "GRUState": "(hidden)",

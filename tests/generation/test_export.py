@@ -272,8 +272,9 @@ def test_every_format_is_tested_with_the_examples_that_are_given(format, tmp_pat
     ],
 )
 def test_invalid_arguments_are_refused(lm, tmp_path, argument, value):
-    with refused(pax.errors.PaxError, got=repr(value)) as caught:
+    with refused(pax.errors.PaxError) as caught:
         export(lm, tmp_path / "lm", **{"max_length": ROOM, "format": "stablehlo", argument: value})
+    assert caught.value.got.endswith(repr(value))
     assert argument in caught.value.where and caught.value.write
     assert not list(tmp_path.iterdir())
 

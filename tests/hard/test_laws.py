@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import pickle
 import warnings
+from contextlib import suppress
 from typing import Any
 
 import jax
@@ -202,11 +203,13 @@ def _disturb(value: Any) -> None:
     if isinstance(value, dict):
         for part in list(value.values()):
             _disturb(part)
-        value["new"] = 9
+        with suppress(pax.errors.ImmutableModuleError):  # those of closed modules
+            value["new"] = 9
     elif isinstance(value, (list, collections.deque)):
         for part in list(value):
             _disturb(part)
-        value.append(9)
+        with suppress(pax.errors.ImmutableModuleError):
+            value.append(9)
     elif isinstance(value, (tuple, frozenset)):
         for part in value:
             _disturb(part)
@@ -216,7 +219,7 @@ def _disturb(value: Any) -> None:
             value.value = 9
     elif isinstance(value, functools.partial):
         _disturb(value.keywords["by"])
-    elif isinstance(value, np.ndarray):
+    elif isinstance(value, np.ndarray) and value.flags.writeable:
         value += 1
 
 

@@ -162,6 +162,6 @@ def test_keys_and_nodes_without_paths_are_arguments(tmp_path, to, suffix):
     to(noise, tmp_path / f"m{suffix}", inputs, card=False)
     loaded, key = load(tmp_path / f"m{suffix}"), jax.random.key(7)
     found, expected = (f(key, Box(x, None), add(jnp.add, x)) for f in (loaded, noise))
-    np.testing.assert_allclose(found, expected, rtol=1e-4)
+    assert_close(found, expected, rtol=1e-4)
     with pytest.raises(InvalidArgumentError):
         loaded(key, Box(x, x), add(jnp.add, x))

@@ -7,6 +7,7 @@ import pytest
 
 from pax_export.errors import UnsupportedOperationError
 from pax_export.export import load, spec, to_onnx, to_stablehlo
+from tests.closeness import assert_close
 
 SPEC = jax.sharding.PartitionSpec("x")
 
@@ -40,7 +41,7 @@ def test_shardings_that_are_read_are_refused(tmp_path, sharded, name):
 def test_other_models_are_exported(tmp_path, sharded):
     net = lambda p, x: jnp.tanh(x * p).sum() + jax.sharding.reshard(x, jax.P())  # noqa: E731
     to_onnx((sharded, net), tmp_path / "m.onnx", sharded)
-    np.testing.assert_allclose(load(tmp_path / "m.onnx")(sharded), net(sharded, sharded), rtol=1e-5)
+    assert_close(load(tmp_path / "m.onnx")(sharded), net(sharded, sharded), rtol=1e-5)
 
 
 def test_inputs_may_be_described_without_shardings(tmp_path, sharded):

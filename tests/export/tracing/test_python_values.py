@@ -258,7 +258,7 @@ def test_arrays_that_python_reads_are_constants(tmp_path, to):
     net, x = Periods(), np.ones((2, 3), "float32")
     options = {"trainable": True} if to is to_saved_model else {}
     report = to(net, tmp_path / "m.onnx", spec("b, 3"), card=False, **options)
-    np.testing.assert_allclose(load(tmp_path / "m.onnx")(x), net(x), rtol=1e-5)
+    assert_close(load(tmp_path / "m.onnx")(x), net(x), rtol=1e-5)
     assert report.signatures["serving_default"].constants == ("periods",)
     assert "constant periods, whose values Python reads" in str(report)
     assert [each.name for each in report.variables if each.trainable] == (

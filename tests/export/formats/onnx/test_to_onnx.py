@@ -473,7 +473,7 @@ def test_functions_of_float64(name, tmp_path):
         found, expected = load(tmp_path / "net.onnx")(given), DOUBLES[name](given)
     if name not in ("attention", "exp in float32"):  # compared by the export itself
         for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-            np.testing.assert_allclose(one, other, rtol=1e-9, atol=0)
+            assert_close(one, other, rtol=1e-9, atol=0)
 
 
 def test_norms_of_open_sizes_have_a_transpose_at_each_end(tmp_path):
