@@ -120,7 +120,7 @@ def test_the_command_line_knows_it(installed, tmp_path, capsys):
         timeout=900,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count(": ok, ") == 3
+    assert done.stdout.count(": ok, ") == 2  # the sizes of the report, two in these tests
 
 
 def test_a_broken_format_of_others_breaks_no_other(installed, tmp_path):
