@@ -6,6 +6,7 @@ as further operands.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -112,8 +113,8 @@ def _traced_by_jax(jitted: Any, structs: Sequence[Any]) -> Any:
     with for_symbolic_sizes(structs):
         try:
             return jitted.trace(list(structs))
-        except Exception:  # of jax, or of the model: raised again if the second trace fails, too
-            if not _has_symbolic_sizes(structs):
+        except Exception as error:  # of the model: raised again if the second trace fails, too
+            if not re.search("symbolic dimension|shape polymorphism", str(error), re.IGNORECASE):
                 raise
             # Names in jax change for this trace only, because other threads see them, too.
             with suppress(Exception), symbolic_numpy.for_libraries():
