@@ -10,7 +10,6 @@ from pax_export.core._declared import (
     Declared,
     DeclaredArray,
     computes_in,
-    declared_arrays,
     declared_at,
     declared_in,
     kernel_of,

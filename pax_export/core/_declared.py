@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pax_export.core._traversal import named_modules
 from pax_export.core._tree import Node
 
 Role = Literal[
@@ -128,13 +127,6 @@ def declared_in(layer: Any) -> dict[str, DeclaredArray]:
     """The declared arrays that a module itself has, by attribute."""
     has = vars(layer) if isinstance(layer, Node) else {}
     return {name: x for name, x in declared_at(layer).items() if has.get(name) is not None}
-
-
-def declared_arrays(tree: Any) -> Iterator[tuple[str, DeclaredArray]]:
-    """The path and the declaration of each declared array of a tree, in tree order."""
-    for path, module in named_modules(tree):
-        for name, found in declared_in(module).items():
-            yield f"{path}.{name}" if path else name, found
 
 
 def kernel_of(layer: Any) -> DeclaredArray | None:
