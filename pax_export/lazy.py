@@ -18,13 +18,12 @@ from jax.tree_util import (
 from pax_export._errors import InvalidArgumentTypeError, NotMaterializedError
 from pax_export._types import PyTree
 from pax_export.core import (
-    STATES_TOO,
     STATIC,
     Module,
-    aspect_of,
     attributes_of,
     differentiating,
     freeze_parameters,
+    frozen_of,
     is_node,
     is_open,
     kind_of,
@@ -97,9 +96,9 @@ class LazyModule(Module):
             raise self._unmaterialized(name, "where its parameters would get no gradients")
         # A copy, because others may reference the created module and must not see it change.
         value = rebuild_tree(value) if self.training else set_training(value, False)
-        frozen = aspect_of(type(self), "frozen")
-        if frozen is not None:
-            freeze = partial(freeze_parameters, states=frozen == STATES_TOO)
+        frozen = frozen_of(self)
+        if frozen.whole:
+            freeze = partial(freeze_parameters, states=frozen.statistics)
             value = tree_map(lambda x: freeze(x) if is_node(x) else x, value, is_leaf=is_node)
         setattr(self, name, value)
         recorder = _recorder.get()

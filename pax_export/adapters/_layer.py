@@ -6,6 +6,7 @@ The weight keeps its path, so weights files without adapters fit.
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import jax
@@ -20,11 +21,13 @@ from pax_export._types import Array, PyTree
 from pax_export.adapters import _kernels as kernels
 from pax_export.adapters._lora import LoRA
 from pax_export.core import (
+    Frozen,
     aspect_of,
     attributes_of,
     current_kinds,
     derive_class,
     filled_array,
+    frozen_of,
     is_node,
     rebuild_tree,
     register_aspect,
@@ -34,6 +37,7 @@ from pax_export.core import (
     split_rng_key,
     update_moduledef,
     with_class,
+    with_frozen,
     with_static,
 )
 from pax_export.nn import weight_in_use
@@ -42,8 +46,6 @@ from pax_export.weights import chosen_sharding
 
 M = TypeVar("M")
 
-#: Marks modules that are frozen because adapters train instead of them.
-FOR_ADAPTERS = "for adapters"
 _ATTRIBUTE = "adapters"
 
 
@@ -195,9 +197,10 @@ def set_adapters(layer: PyTree, adapters: dict[str, LoRA]) -> Any:
 
 def freeze_for_adapters(module: PyTree) -> Any:
     """Freezes a module's own arrays because adapters train instead of them."""
-    if aspect_of(type(module), "frozen") is not None:
+    frozen = frozen_of(module)
+    if frozen.whole:
         return module
-    return with_class(module, derive_class(type(module), "frozen", FOR_ADAPTERS))
+    return with_frozen(module, replace(frozen, whole=True, for_adapters=True))
 
 
 def undo_freezing(module: PyTree) -> Any:
@@ -207,12 +210,12 @@ def undo_freezing(module: PyTree) -> Any:
 
 def is_marked(module: PyTree) -> bool:
     """Returns True for modules frozen by `freeze_for_adapters`."""
-    return aspect_of(type(module), "frozen") == FOR_ADAPTERS
+    return frozen_of(module).for_adapters
 
 
 def unfreeze_own(module: PyTree) -> Any:
     """Unfreezes a module's own arrays."""
-    return with_class(module, derive_class(type(module), "frozen", None))
+    return with_frozen(module, Frozen(paths=frozen_of(module).paths))
 
 
 def with_strength(adapter: LoRA, strength: float) -> LoRA:

@@ -23,8 +23,8 @@ from pax_export.core import (
     Module,
     Selection,
     apply_bottom_up,
-    aspect_of,
     fold_bottom_up,
+    frozen_of,
     is_node,
     join_path,
     map_submodules,
@@ -132,8 +132,7 @@ def _find_adaptable(
         for below, layer in named_modules(module):
             if kernels.is_adaptable(layer):
                 own = join_path(path, below) if below else path
-                frozen = aspect_of(type(layer), "frozen") is not None
-                if id(layer) in whole or (has_adapters and not frozen):
+                if id(layer) in whole or (has_adapters and not frozen_of(layer).whole):
                     trained.append(own)
                 else:
                     found[own] = layer

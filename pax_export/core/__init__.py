@@ -51,13 +51,15 @@ from pax_export.core._near_names import near_names
 from pax_export.core._parameters import (
     ROLES,
     STATE,
-    STATES_TOO,
     TRAINABLE,
+    Frozen,
     differentiating,
+    frozen_of,
     merge,
     named_roles,
     parameters_method,
     warn_of_untrained,
+    with_frozen,
 )
 from pax_export.core._partition_specs import SPECS, Spec, specs_of
 from pax_export.core._pickling import remember_call, restore, to_picklable

@@ -213,15 +213,16 @@ def _key_differences(a: dict[Any, Any], b: dict[Any, Any], path: str) -> list[st
 
 def _module_differences(a: Node, b: Node, path: str) -> list[str]:
     (children_a, moduledef_a), (children_b, moduledef_b) = flatten(a), flatten(b)
-    values_a = moduledef_a.static | dict(zip(moduledef_a.names, children_a))
-    values_b = moduledef_b.static | dict(zip(moduledef_b.names, children_b))
+    static_a, static_b = ({"_frozen": None, **each.static} for each in (moduledef_a, moduledef_b))
+    values_a = static_a | dict(zip(moduledef_a.names, children_a))
+    values_b = static_b | dict(zip(moduledef_b.names, children_b))
     lines = []
     for name in dict.fromkeys([*values_a, *values_b]):
         place = join_path(path, name.removeprefix("_") if name in _OWN_FIELDS else name)
         if name not in values_a or name not in values_b:
             side = "second" if name in values_a else "first"
             lines.append(f"{place}: missing in the {side} tree")
-        elif name in moduledef_a.static and name in moduledef_b.static:
+        elif name in static_a and name in static_b:
             if static_key(values_a[name]) != static_key(values_b[name]):
                 lines.append(f"{place}: {values_a[name]!r} against {values_b[name]!r}")
         elif name in moduledef_a.names and name in moduledef_b.names:
@@ -232,7 +233,7 @@ def _module_differences(a: Node, b: Node, path: str) -> list[str]:
     return lines
 
 
-_OWN_FIELDS = ("_name", "_training")
+_OWN_FIELDS = ("_name", "_training", "_frozen")
 
 
 def _describe_kind(value: object) -> str:

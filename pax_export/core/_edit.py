@@ -32,6 +32,7 @@ from pax_export.core._containers import READ_ONLY, copy_containers
 from pax_export.core._hidden import refuse_hidden
 from pax_export.core._near_names import near_names
 from pax_export.core._numpy_copies import on_own_array
+from pax_export.core._parameters import frozen_of
 from pax_export.core._traversal import (
     Steps,
     apply_bottom_up,
@@ -165,7 +166,9 @@ def set_training(tree: PyTree, training: bool) -> Any:
     """Returns a module, or pytree of modules, with all modules in train or eval mode."""
 
     def switched(module: PyTree) -> Any:
-        return apply_bottom_up(module, lambda m: m._with_training(training))
+        return apply_bottom_up(
+            module, lambda m: m._with_training(training and not frozen_of(m).statistics)
+        )
 
     return tree_map(lambda x: switched(x) if is_node(x) else x, tree, is_leaf=is_node)
 

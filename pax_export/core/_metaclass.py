@@ -14,6 +14,7 @@ from pax_export._types import PyTree
 from pax_export.core._call_paths import noting_path
 from pax_export.core._check import check_new
 from pax_export.core._mutable import open_modules
+from pax_export.core._parameters import respecting_frozen
 from pax_export.core._pickling import reduced_call
 from pax_export.core._subclassing import base_of, builders_of, from_recipe, recipe_of
 from pax_export.core._tree import Node, attributes_now, fill_node, register_class, update_moduledef
@@ -34,6 +35,8 @@ class ModuleMeta(type(typing.Protocol)):  # type: ignore[misc]
             type.__setattr__(cls, "__getattr__", _after_ours(namespace["__getattr__"]))
         if isinstance(namespace.get("__call__"), types.FunctionType):
             type.__setattr__(cls, "__call__", noting_path(namespace["__call__"]))
+        if callable(namespace.get("parameters")):
+            type.__setattr__(cls, "parameters", respecting_frozen(namespace["parameters"]))
         register_class(cls)
 
     if not typing.TYPE_CHECKING:  # a type checker reads the constructor instead

@@ -411,8 +411,7 @@ def freeze_parameters(module: Module, *, states: bool = False) -> Any:
     ``states=True`` the copy stays in eval mode, whatever mode the net around it
     is put in: running statistics are used and not updated.
 
-    The class of each module becomes a subclass of the same name, the same one
-    each time.
+    What is frozen is static data of each module; the classes stay.
 
     Args:
         module: the module.

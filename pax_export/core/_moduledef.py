@@ -86,9 +86,10 @@ class ModuleDef:
         return f"ModuleDef({self.cls.__qualname__}, {self.names}, {self.static})"
 
     def derived(self, cls: type, static: Mapping[str, Any]) -> ModuleDef:
-        """Returns the moduledef of another class, or with changed or additional static values."""
+        """Returns the moduledef of another class, or with other static values."""
         arrays, mixed = self.names[: self.array_count], self.names[self.array_count :]
-        order = tuple({**self.template, **static})
+        left = {*self.names, *static}
+        order = tuple([name for name in {**self.template, **static} if name in left])
         return intern_moduledef(cls, order, arrays, mixed, static)
 
 

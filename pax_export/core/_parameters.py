@@ -1,11 +1,13 @@
 """Selects trainable leaves, and merges trees with empty nodes.
 
-A `Kept` describes ``parameters()`` of a class, so the result for a tree depends on the treedef and
-is replayed (see `cached_by_treedef`); a class's own ``parameters`` method is called.
+A `Kept` describes ``parameters()`` of a class, and `Frozen` what of it a module leaves out. Both
+are in the treedef, so the result for a tree is replayed (see `cached_by_treedef`); a class's own
+``parameters`` method is called.
 """
 
 from __future__ import annotations
 
+import functools
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -20,8 +22,7 @@ from jax.tree_util import DictKey
 from pax_export._errors import InvalidArgumentError, StructureMismatchError, UntrainedArrayWarning
 from pax_export._types import PyTree
 from pax_export.core._check import describe_array, structure_differences
-from pax_export.core._edit import with_class
-from pax_export.core._subclassing import aspect_of, base_of, derive_class, register_aspect
+from pax_export.core._subclassing import base_of
 from pax_export.core._traversal import (
     apply_bottom_up,
     cached_by_treedef,
@@ -34,7 +35,16 @@ from pax_export.core._traversal import (
     path_name,
     submodules,
 )
-from pax_export.core._tree import EmptyNode, Node, flatten, is_array, is_node, is_node_or_empty
+from pax_export.core._tree import (
+    EmptyNode,
+    Node,
+    attributes_of,
+    flatten,
+    is_array,
+    is_node,
+    is_node_or_empty,
+    unflatten,
+)
 
 #: Whether this thread traces a loss to differentiate it: parameters made now get no gradients.
 differentiating: ContextVar[bool] = ContextVar("pax_export_differentiating", default=False)
@@ -46,7 +56,6 @@ class Kept:
 
     names: tuple[str, ...] | None  # attributes whose arrays are kept; None: all
     submodules: bool = True  # whether parameters of submodules are kept
-    without: tuple[str, ...] = ()  # excluded own arrays, by path
     declared: bool = True  # False for a plain `Module`
 
     def keeps(self, name: str) -> bool:
@@ -58,12 +67,41 @@ UNDECLARED = Kept(names=(), declared=False)
 EVERYTHING = Kept(names=None)
 
 
+@dataclass(frozen=True)
+class Frozen:
+    """Which of its own arrays a module keeps from being trained: a static attribute of it."""
+
+    whole: bool = False  # all of them, also those that it gets later
+    paths: frozenset[str] = frozenset()  # some of them, from the module
+    statistics: bool = False  # the module stays in eval mode
+    for_adapters: bool = False  # only while it has adapters, which train instead
+
+
+#: The attribute is absent while nothing is frozen, so unfreezing gives the treedef of before.
+FROZEN_ATTRIBUTE = "_frozen"
+_NOT_FROZEN = Frozen()
+
+
+def frozen_of(module: Node) -> Frozen:
+    """What of a module's own arrays is frozen."""
+    return attributes_of(module).get(FROZEN_ATTRIBUTE, _NOT_FROZEN)
+
+
+def with_frozen(module: Node, frozen: Frozen) -> Any:
+    """The module with exactly this of its own arrays frozen."""
+    children, moduledef = flatten(module)
+    static = {n: value for n, value in moduledef.static.items() if n != FROZEN_ATTRIBUTE}
+    if frozen != _NOT_FROZEN:
+        static[FROZEN_ATTRIBUTE] = frozen
+    return unflatten(moduledef.derived(moduledef.cls, static), children)
+
+
 def method_for(kept: Kept) -> Callable[[Any], Any]:
     """Makes the method ``parameters`` of a class."""
 
     def parameters(self):
         """Returns the module with an EmptyNode for every array not trained."""
-        if kept_by(self) is kept:
+        if _declared_kept(type(self)) is kept:
             return _select_kept(self)
         return _keep_parameters(self, kept)  # called by an override, through super()
 
@@ -100,10 +138,30 @@ def parameters_method(*names: str, submodules: bool = True) -> Callable[[Any], A
     return method_for(Kept(split, submodules))
 
 
+def respecting_frozen(written: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A class's own method ``parameters``, of whose result frozen arrays are left out."""
+    if hasattr(written, "kept"):
+        return written
+
+    def parameters(self):
+        frozen = frozen_of(self)
+        if frozen.whole:
+            return _select_kept(self)
+        result = written.__get__(self, type(self))()
+        if not frozen.paths:
+            return result
+        return map_attributes(result, functools.partial(_with_holes_at, paths=frozen.paths))
+
+    return functools.update_wrapper(parameters, written)
+
+
 def kept_by(module: Node) -> Kept | None:
-    """The attributes that a class keeps as parameters; None if it overrides ``parameters``."""
-    method = getattr(type(module), "parameters", None)
-    return getattr(method, "kept", None)
+    """The attributes that a module keeps as parameters; None if its class computes them."""
+    return NOTHING if frozen_of(module).whole else _declared_kept(type(module))
+
+
+def _declared_kept(cls: type) -> Kept | None:
+    return getattr(getattr(cls, "parameters", None), "kept", None)
 
 
 @cached_by_treedef(runs_foreign_code=lambda module: kept_by(module) is None)
@@ -141,6 +199,7 @@ def _looked_into(kept: Kept, module: Node) -> list[Any]:
 
 def _with_holes(kept: Kept, module: Node, parts: Iterator[Any]) -> Any:
     """Returns one module with empty nodes for dropped leaves; `parts` replace its submodules."""
+    frozen = frozen_of(module).paths
 
     def keep(name: str, subtree: PyTree) -> Any:
         keeps = kept.keeps(name)
@@ -151,12 +210,12 @@ def _with_holes(kept: Kept, module: Node, parts: Iterator[Any]) -> Any:
             return next(parts) if keeps or kept.submodules else EmptyNode()
 
         found = jax.tree_util.tree_map(leaf, subtree, is_leaf=is_node)
-        return _with_holes_at(name, found, kept.without) if kept.without else found
+        return _with_holes_at(name, found, frozen) if frozen else found
 
     return map_attributes(module, keep)
 
 
-def _with_holes_at(name: str, subtree: PyTree, paths: tuple[str, ...]) -> Any:
+def _with_holes_at(name: str, subtree: PyTree, paths: frozenset[str]) -> Any:
     """Returns the subtree of an attribute with empty nodes for its own arrays at these paths."""
     items, treedef = jax.tree_util.tree_flatten_with_path(subtree, is_leaf=is_node)
     left = [
@@ -210,7 +269,7 @@ def _undeclared_modules(model: PyTree) -> list[Any]:
 def _untrained_attributes(module: Node) -> list[str]:
     """The attributes with undeclared floating arrays of the module itself."""
     children, moduledef = flatten(module)
-    without = kept_by(module).without  # type: ignore[union-attr]
+    frozen = frozen_of(module).paths
 
     def has_floats(name: str, child: object) -> bool:
         if is_node(child):
@@ -219,7 +278,7 @@ def _untrained_attributes(module: Node) -> list[str]:
         return any(
             is_array(x)
             and jnp.issubdtype(x.dtype, jnp.inexact)
-            and path_name((DictKey(name), *path)) not in without
+            and path_name((DictKey(name), *path)) not in frozen
             for path, x in items
         )
 
@@ -245,47 +304,38 @@ def _warn_of_untrained(model: PyTree, module: Node, names: list[str]) -> None:
 # --- frozen modules -------------------------------------------------------------------
 
 
-STATES_TOO = "states"  # the value of the aspect where states are frozen as well
-
-
-def _frozen(base: type, namespace: dict, value: bool | str) -> dict[str, Any]:
-    methods: dict[str, Any] = {"parameters": method_for(NOTHING)}
-    if value == STATES_TOO:
-        inner = namespace.get("_with_training", base._with_training)  # type: ignore[attr-defined]
-        methods["_with_training"] = lambda self, training: inner(self, False)
-    return methods
-
-
-register_aspect("frozen", _frozen)
-
-
-def _derive_held(base: type, namespace: dict, paths: tuple[str, ...]) -> dict[str, Any]:
-    """Derives a class whose own arrays at these paths are not trained."""
-    inner = namespace.get("parameters", base.parameters)  # type: ignore[attr-defined]
-    kept = getattr(inner, "kept", None)
-    if kept is not None:
-        return {"parameters": method_for(replace(kept, without=paths))}
-
-    def parameters(self):
-        return map_attributes(inner(self), lambda name, value: _with_holes_at(name, value, paths))
-
-    return {"parameters": parameters}
-
-
-register_aspect("held", _derive_held)
-
-
-def frozen_alone(module: PyTree, states: bool) -> Any:
+def freeze_alone(module: Node, states: bool) -> Any:
     """Freezes the arrays of a module, but not of its submodules."""
-    keeps = states or aspect_of(type(module), "frozen") == STATES_TOO
-    new = with_class(module, derive_class(type(module), "frozen", STATES_TOO if keeps else True))
+    keeps = states or frozen_of(module).statistics
+    new = with_frozen(module, Frozen(whole=True, statistics=keeps))
     return new._with_training(False) if keeps else new
 
 
-def unfrozen_alone(module: PyTree) -> Any:
+def freeze_arrays(module: Node, paths: frozenset[str]) -> Any:
+    """Freezes some of a module's own arrays, too."""
+    frozen = frozen_of(module)
+    return with_frozen(module, replace(frozen, paths=frozen.paths | paths))
+
+
+def unfreeze_alone(module: Node) -> Any:
     """Unfreezes the arrays of a module, but not of its submodules."""
-    cls = derive_class(derive_class(type(module), "frozen", None), "held", None)
-    return module if cls is type(module) else with_class(module, cls)
+    return module if frozen_of(module) == _NOT_FROZEN else with_frozen(module, _NOT_FROZEN)
+
+
+def unfreeze_arrays(module: Node, paths: frozenset[str]) -> Any:
+    """Unfreezes some of a module's own arrays; of one frozen whole, the others stay frozen."""
+    frozen = frozen_of(module)
+    held = frozenset(_own_arrays(module)) if frozen.whole else frozen.paths
+    return with_frozen(module, Frozen(paths=held - paths))
+
+
+def _own_arrays(module: Node) -> list[str]:
+    """The paths of a module's own arrays."""
+    children, moduledef = flatten(module)
+    items, _ = jax.tree_util.tree_flatten_with_path(
+        dict(zip(moduledef.names, children)), is_leaf=is_node
+    )
+    return [path_name(path) for path, x in items if not is_node(x)]
 
 
 def unfreeze_like(module: PyTree, origin: PyTree) -> Any:
@@ -318,18 +368,29 @@ def unfreeze_like(module: PyTree, origin: PyTree) -> Any:
 ROLES = TRAINABLE, FROZEN, STATE = "trainable", "frozen", "state"
 
 
-def named_roles(module: PyTree) -> list[tuple[str, Any, str]]:
+def named_roles(module: Node) -> list[tuple[str, Any, str]]:
     """The path, the leaf and the role of every leaf, in tree order."""
-    trained = {path for path, _ in named_leaves(module.parameters())}
-    unfrozen = apply_bottom_up(module, unfrozen_alone)
+    frozen = _frozen_paths(module)
+    unfrozen = apply_bottom_up(module, unfreeze_alone) if frozen else module
     parameters = {path for path, _ in named_leaves(unfrozen.parameters())}
 
     def role(path: str) -> str:
-        if path in trained:
-            return TRAINABLE
-        return FROZEN if path in parameters else STATE
+        if path not in parameters:
+            return STATE
+        return FROZEN if path in frozen else TRAINABLE
 
     return [(path, leaf, role(path)) for path, leaf in named_leaves(module)]
+
+
+def _frozen_paths(module: Node) -> set[str]:
+    """The paths of all arrays of a net that are frozen."""
+    return {
+        join_path(place, path)
+        for place, each in named_modules(module)
+        if (frozen := frozen_of(each)) != _NOT_FROZEN
+        for path in _own_arrays(each)
+        if frozen.whole or path in frozen.paths
+    }
 
 
 # --- trees with holes -------------------------------------------------------------------

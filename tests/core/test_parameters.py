@@ -10,12 +10,13 @@ import pytest
 from jax.tree_util import tree_structure
 
 import pax_export as pax
-from pax_export.core import warn_of_untrained
+from pax_export.core import named_leaves, named_roles, warn_of_untrained
 from pax_export.errors import InvalidArgumentError
 from tests.core.models import Counter, Dense, Net
 from tests.refusals import refused
 
 empty = pax.EmptyNode()
+FULL = jmp.get_policy("p=f32,c=f32,o=f32")
 
 
 def test_trainable_dtypes():
@@ -123,6 +124,39 @@ def test_freezing():
     assert pax.unfreeze_parameters(frozen, origin=net) == net
     with refused(ValueError, got="a module with 10 leaves and an origin with 2"):
         pax.unfreeze_parameters(frozen, origin=Dense())
+
+
+class Masked(pax.ParameterModule):
+    """It says itself what is trained."""
+
+    def __init__(self):
+        self.a, self.b, self.child = jnp.ones(1), jnp.ones(1), Dense()
+
+    def parameters(self):
+        return super().parameters().replace(b=empty)
+
+
+def test_freezing_is_data_and_keeps_the_class():
+    for net in (Dense(), Masked(), pax.Sequential(Masked())):
+        frozen = pax.freeze_parameters(net)
+        assert type(frozen) is type(net) and frozen != net
+        assert jax.tree_util.tree_leaves(frozen.parameters()) == []
+        assert jax.tree_util.tree_leaves(pax.apply_mp_policy(frozen, FULL).parameters()) == []
+        thawed = frozen.at(lambda part: True).unfreeze()
+        assert thawed == net and vars(thawed).keys() == vars(net).keys()
+        assert pickle.loads(pickle.dumps(frozen)).parameters() == frozen.parameters()
+
+
+def test_single_arrays_of_a_class_with_parameters_of_its_own():
+    net = pax.Sequential(Masked())
+    held = net.at(["modules.0.a", "modules.0.child.bias"]).freeze()
+    assert [name for name, _ in named_leaves(held.parameters())] == ["modules.0.child.weight"]
+    roles = {path: role for path, _, role in named_roles(held)}
+    assert [roles[f"modules.0.{name}"] for name in ("a", "b", "child.weight", "child.bias")] == [
+        "frozen", "state", "trainable", "frozen",
+    ]  # fmt: skip
+    slotted = net[0].replace_method(parameters=lambda self: self.replace(a=held[0].b))
+    assert jax.tree_util.tree_leaves(pax.freeze_parameters(slotted).parameters()) == []
 
 
 def test_modes():

@@ -7,9 +7,14 @@ from typing import Any
 
 from pax_export._errors import InvalidArgumentError
 from pax_export._types import PyTree
-from pax_export.core._edit import Change, edit_at, with_class
-from pax_export.core._parameters import STATES_TOO, frozen_alone, unfrozen_alone
-from pax_export.core._subclassing import aspect_of, derive_class
+from pax_export.core._edit import Change, edit_at
+from pax_export.core._parameters import (
+    freeze_alone,
+    freeze_arrays,
+    frozen_of,
+    unfreeze_alone,
+    unfreeze_arrays,
+)
 from pax_export.core._traversal import apply_bottom_up, cached_by_treedef
 from pax_export.core.selections._selectable import (
     Place,
@@ -27,9 +32,9 @@ def freeze_at(tree: PyTree, paths: tuple[Steps, ...], states: bool) -> Any:
     """The tree with these places frozen; with `states`, their modules in eval mode for good."""
     modules, arrays = _frozen_targets(tree, paths)
     changes: dict[Steps, Change] = {
-        steps: partial(_freeze_arrays, paths=own) for steps, own in arrays
+        steps: partial(freeze_arrays, paths=own) for steps, own in arrays
     }
-    changes |= dict.fromkeys(modules, _inside_too(partial(frozen_alone, states=states)))
+    changes |= dict.fromkeys(modules, _inside_too(partial(freeze_alone, states=states)))
     return edit_at(tree, changes, same_kinds=True)
 
 
@@ -37,9 +42,8 @@ def freeze_at(tree: PyTree, paths: tuple[Steps, ...], states: bool) -> Any:
 def unfreeze_at(tree: PyTree, paths: tuple[Steps, ...]) -> Any:
     """Unfreezes these places, in the mode of the modules around them."""
     modules, arrays = _frozen_targets(tree, paths)
-    own = dict(_by_owner([place for place in places_of(tree) if place.cls is None]))
     changes: dict[Steps, Change] = {
-        steps: partial(_with_again, paths=these, every=own[steps]) for steps, these in arrays
+        steps: partial(unfreeze_arrays, paths=these) for steps, these in arrays
     }
     modes = _modes_around(tree, modules)
     changes |= {s: _inside_too(partial(_unfreeze_alone, training=modes[s])) for s in modules}
@@ -85,23 +89,8 @@ def _modes_around(tree: PyTree, modules: tuple[Steps, ...]) -> dict[Steps, bool 
     return {steps: places[places[steps].owner].training for steps in modules}
 
 
-def _freeze_arrays(module: PyTree, paths: frozenset[str]) -> Any:
-    """Freezes further arrays of a module."""
-    held = paths.union(aspect_of(type(module), "held") or ())
-    return with_class(module, derive_class(type(module), "held", tuple(sorted(held))))
-
-
-def _with_again(module: PyTree, paths: frozenset[str], every: frozenset[str]) -> Any:
-    """Unfreezes some of a module's own arrays; of a module frozen whole, the others stay frozen."""
-    cls = type(module)
-    frozen = aspect_of(cls, "frozen") is not None
-    held = every if frozen else frozenset(aspect_of(cls, "held") or ())
-    cls = derive_class(cls, "frozen", None)
-    return with_class(module, derive_class(cls, "held", tuple(sorted(held - paths)) or None))
-
-
 def _unfreeze_alone(module: PyTree, training: bool | None) -> Any:
     """Unfreezes a module, but not its submodules."""
-    kept_statistics = aspect_of(type(module), "frozen") == STATES_TOO
-    new = unfrozen_alone(module)
+    kept_statistics = frozen_of(module).statistics
+    new = unfreeze_alone(module)
     return new._with_training(training) if kept_statistics and training is not None else new
