@@ -142,3 +142,13 @@ if not TYPE_CHECKING:  # they take the names above, and would believe in any nam
 
     def __dir__() -> list[str]:
         return sorted([*__all__, "__version__"])
+
+    # What modules and selections do by means of rooms that load on first use.
+    if is_installed("jax"):
+        from pax_export.core import register_verbs
+
+        register_verbs(
+            add_adapters=lambda: __getattr__("adapters").add,
+            inspect=lambda: __getattr__("inspection").inspect,
+            under_policy=lambda: __getattr__("precision").under_policy,
+        )

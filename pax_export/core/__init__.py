@@ -74,7 +74,12 @@ from pax_export.core._pure import (
 from pax_export.core._rng import keys_changed_by, next_rng_key, seed_rng_key, split_rng_key
 from pax_export.core._state_dict import load_state_dict, state_dict
 from pax_export.core._static import LeafValue, static_key
-from pax_export.core._subclassing import aspect_of, derive_class, register_aspect
+from pax_export.core._subclassing import (
+    aspect_of,
+    derive_class,
+    register_aspect,
+    register_verbs,
+)
 from pax_export.core._summary import count_array_elements, pax_line, summary_lines
 from pax_export.core._traversal import (
     apply_bottom_up,

@@ -16,6 +16,17 @@ Recipe = tuple[tuple[str, Any], ...]
 Builder = Callable[[type, dict[str, Any], Any], dict[str, Any]]
 
 _aspects: dict[str, Builder] = {}
+_verbs: dict[str, Callable[[], Any]] = {}
+
+
+def register_verbs(**verbs: Callable[[], Any]) -> None:
+    """Adds functions of other rooms that modules call; each is looked up when it is first used."""
+    _verbs.update(verbs)
+
+
+def verb(name: str) -> Any:
+    """Returns a function that another room registered."""
+    return _verbs[name]()
 
 
 def register_aspect(name: str, build: Builder) -> None:

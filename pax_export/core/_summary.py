@@ -14,7 +14,7 @@ import numpy as np
 
 from pax_export._errors import InvalidArgumentError
 from pax_export.core._parameters import FROZEN, ROLES, STATE, TRAINABLE, named_roles
-from pax_export.core._subclassing import aspect_of
+from pax_export.core._subclassing import aspect_of, verb
 from pax_export.core._traversal import modules_and_leaves, named_submodules
 from pax_export.core._tree import Node, attributes_of
 
@@ -92,14 +92,10 @@ def _is_tree(module: Node) -> bool:
     return len(set(map(id, modules))) == len(modules)
 
 
-#: Who draws a module for notebooks: a room above this one, loaded when a notebook asks.
-_DRAWN_BY = "pax_export.inspection"
-
-
 def module_html(module: Node) -> str | None:
     """The tree of a module as collapsible HTML; None if it cannot be inspected."""
     try:
-        return importlib.import_module(_DRAWN_BY).inspect(module)._repr_html_()
+        return verb("inspect")(module)._repr_html_()
     except Exception:  # the notebook prints the text instead
         return None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Self
@@ -16,6 +15,7 @@ from pax_export.core._check import describe_array
 from pax_export.core._edit import Change, edit_at, set_training
 from pax_export.core._numpy_copies import on_own_array
 from pax_export.core._pure import require_module
+from pax_export.core._subclassing import verb
 from pax_export.core._traversal import apply_bottom_up
 from pax_export.core._tree import Node, is_array, is_node
 from pax_export.core.selections._finding import find, in_order, wants_path
@@ -416,7 +416,7 @@ class Selection(Chosen):
             >>> net.at("modules.0").policy("p=f32,c=bf16,o=f32")[0]
             Linear(in_dim=3, out_dim=4, with_bias=True, mp_policy=FHF)
         """
-        put_under = _from_above("precision", "under_policy")
+        put_under = verb("under_policy")
         paths = self._of_modules("to put under a policy")
         return edit_at(self.root, dict.fromkeys(paths, lambda module: put_under(module, mp_policy)))
 
@@ -434,7 +434,7 @@ class Selection(Chosen):
         Raises:
             InvalidArgumentError: there are no modules in these parts, or none can be adapted.
         """
-        add = _from_above("adapters", "add")
+        add = verb("add_adapters")
         paths = self._of_modules("to adapt")
         return add(self.root, Selection(self.root, paths), rank, alpha=alpha, key=key, **options)
 
@@ -473,11 +473,6 @@ class Selection(Chosen):
             where=", ".join(map(path_or_root, self.names()))[:200],
             write="a selection of modules, by their paths or classes",
         )
-
-
-def _from_above(room: str, name: str) -> Any:
-    """Calls a function of another room, which is imported on use."""
-    return getattr(importlib.import_module(f"pax_export.{room}"), name)
 
 
 def _require_callable(function: Callable[..., Any], verb: str) -> Any:
