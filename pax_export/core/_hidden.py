@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import dis
 import functools
+import gc
 import sysconfig
 import types
 from collections import deque
@@ -22,11 +23,11 @@ from pax_export._errors import HiddenArrayError
 from pax_export.core._mutable import is_constructing
 from pax_export.core._traversal import join_path
 from pax_export.core._tree import (
-    ITERATORS,
     Node,
     attributes_of,
     flatten,
     is_array,
+    is_iterator,
     is_node_or_empty,
 )
 
@@ -35,6 +36,8 @@ _PLAIN = frozenset({
     type(None), bool, int, float, complex, str, bytes, type, types.BuiltinFunctionType,
     types.ModuleType,
 })  # fmt: skip
+#: Iterators that may make layers when they are used.
+_LAZY = (types.GeneratorType, map, filter)
 _CONTAINERS = (list, tuple, set, frozenset, deque)
 #: Installed code has no layers of a user in its global variables.
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib")})
@@ -87,7 +90,7 @@ def _find(
     elif is_array(value):
         if not (used and isinstance(value, np.ndarray)):
             yield _Hidden(path, value, holder)
-    elif isinstance(value, ITERATORS):
+    elif isinstance(value, _LAZY):
         yield _Hidden(path, value, value)
     else:
         used = used or (callable(value) and not isinstance(value, type))
@@ -107,6 +110,10 @@ def _parts(value: Any) -> Iterable[tuple[Any, Any]]:
         return [("func", value.func), *enumerate(value.args), *value.keywords.items()]
     if isinstance(value, type) or getattr(value, "_pax_is_constant", False):
         return ()
+    if isinstance(value, np.ndarray):
+        return enumerate(value.ravel().tolist()) if value.dtype.hasobject else ()
+    if is_iterator(value):
+        return enumerate(gc.get_referents(value))
     parts: list[tuple[Any, Any]] = []
     if hasattr(value, "__wrapped__"):  # first: functools.wraps copies the attributes of a module
         parts.append(("__wrapped__", value.__wrapped__))
@@ -114,8 +121,10 @@ def _parts(value: Any) -> Iterable[tuple[Any, Any]]:
         parts += value.items()
     elif isinstance(value, _CONTAINERS):
         parts += enumerate(value)
-    elif dataclasses.is_dataclass(value):  # it may have slots
-        parts += [(f.name, getattr(value, f.name, None)) for f in dataclasses.fields(value)]
+    if callable(value) and isinstance(type(value).__call__, types.FunctionType):
+        parts.append(("__call__", type(value).__call__))
+    slots = [name for cls in type(value).__mro__ for name in getattr(cls, "__slots__", ())]
+    parts += [(name, getattr(value, name, None)) for name in slots]
     return [*parts, *getattr(value, "__dict__", {}).items()]
 
 
@@ -157,7 +166,7 @@ def _describe(value: object) -> str:
 
 def _way_out(name: str, found: _Hidden) -> str:
     holder, kind = found.holder, type(found.holder).__qualname__
-    if isinstance(holder, ITERATORS):
+    if is_iterator(holder):
         return f"self.{name} = list(...)"
     if isinstance(holder, (Mapping, *_CONTAINERS)):
         return f"self.{name} = a list, a tuple, or a dict whose keys are all strings"

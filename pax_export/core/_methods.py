@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from pax_export._types import PyTree
+from pax_export.core._hidden import refuse_hidden
 from pax_export.core._static import is_self_contained
 from pax_export.core._subclassing import aspect_of, derive_class, register_aspect
 from pax_export.core._traversal import rebuild_tree
@@ -66,7 +67,9 @@ def replace_method(module: Node, methods: dict[str, Any]) -> Any:
     static = {name: value for name, value in moduledef.static.items() if name != METHODS}
     if held:
         static[METHODS] = tuple(sorted(held.items()))
-    return unflatten(moduledef.derived(cls, static), children)
+    new = unflatten(moduledef.derived(cls, static), children)
+    refuse_hidden(new)
+    return new
 
 
 def _binds_module(method: Callable[..., Any]) -> bool:

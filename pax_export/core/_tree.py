@@ -12,8 +12,7 @@ docs/decisions/flatten.md has the measurements.
 from __future__ import annotations
 
 import operator
-import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MappingView
 from typing import Any, ClassVar
 
 import jax
@@ -139,9 +138,13 @@ def is_node(value: object) -> bool:
     return isinstance(value, Node)
 
 
-#: An iterator may hold layers, and loses them when it is used; jax has no tree of it.
-ITERATORS = (types.GeneratorType, map, filter, zip)
-_PLAIN_TYPES = frozenset({type(None), bool, int, float, complex, str, bytes, type, *ITERATORS})
+_PLAIN_TYPES = frozenset({type(None), bool, int, float, complex, str, bytes, type})
+
+
+def is_iterator(value: object) -> bool:
+    """True for Python's iterators and views of dicts, which jax takes for leaves, and warns of."""
+    own = type(value).__module__ in ("builtins", "itertools")
+    return own and isinstance(value, (Iterator, MappingView))
 
 
 def kind_of(value: object) -> str:
@@ -152,6 +155,8 @@ def kind_of(value: object) -> str:
         return ARRAYS
     if type(value) is list and value and all(map(is_node, value)):  # as layers are kept
         return ARRAYS
+    if is_iterator(value):
+        return STATIC
     leaves = leaves_of_attribute(value)
     dynamic = sum(is_array(x) or is_node_or_empty(x) for x in leaves)
     if dynamic == 0:

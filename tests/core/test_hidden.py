@@ -32,6 +32,24 @@ class Slots:
     layer: object
 
 
+class SlotsCalled:
+    __slots__ = ("layer",)
+
+    def __init__(self, layer):
+        self.layer = layer
+
+    def __call__(self, x):
+        return self.layer(x)
+
+
+def as_method_of_an_object(layer):
+    class Closed:
+        def __call__(self, x):
+            return layer(x)
+
+    return Closed()
+
+
 class Plain:
     def __init__(self, layer):
         self.inner = {"deep": (layer,)}
@@ -94,6 +112,11 @@ HIDING = {
     "a dataclass": Record,
     "a dataclass with slots": Slots,
     "an object": Plain,
+    "an object with slots": SlotsCalled,
+    "a method of an object": as_method_of_an_object,
+    "an array of objects": lambda layer: np.array([layer], object),
+    "an iterator": lambda layer: iter([layer]),
+    "values of a dict": lambda layer: {"a": layer}.values(),
     "a generator": lambda _: (pax.Linear(4, 4) for _ in range(3)),
     "a map": lambda _: map(pax.Linear, (4,), (4,)),
     "a jax array in a lambda": lambda layer: (lambda weight: lambda x: x @ weight)(layer.weight),
@@ -122,6 +145,8 @@ def test_edits_and_calls_hide_nothing_either():
     layer = pax.Linear(4, 4)
     with pytest.raises(HiddenArrayError, match="where: Module.act"):
         net.child.set_attribute("act", lambda x: layer(x))
+    with pytest.raises(HiddenArrayError, match="where: Module._replaced_methods"):
+        net.child.replace_method(act=lambda self, x: layer(x))
     with (
         pytest.raises(HiddenArrayError, match="where: Module.held"),
         pax.experimental.mutable(net) as open_net,
