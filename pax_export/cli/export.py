@@ -12,16 +12,9 @@ from pax_export._errors import InvalidArgumentError
 from pax_export.cli import _factory
 from pax_export.cli._command import DONE, add_command, add_shared_options, print_result
 from pax_export.export.artifact.formats import Format, all_formats, import_function
+from pax_export.export.artifact.options import values
 
-#: Options that are called otherwise than the arguments that they become.
-_FLAGS = {
-    **{"constraints": "--constraint", "platforms": "--platform", "vjp_order": "--vjp-order"},
-    "card": "--no-card or --drawing",
-}
-_VALIDATE = {
-    **{"here": True, "full": "full", "process": "process", "variables": "variables"},
-    "no": False,
-}
+_VALIDATE = {"here": True} | {each: each for each in values("validate")} | {"no": False}
 
 _EXAMPLES = """\
   pax-export export train:make_model served/1 --input "batch, 8, 8, 1:float32"
@@ -68,38 +61,14 @@ def add(commands: Any) -> None:
         metavar='"n >= 2"',
         help="a constraint on symbolic sizes",
     )
-    for option, how in _of_formats(targets).items():
-        parser.add_argument("--" + option.replace("_", "-"), **how)
+    for name, how in _of_formats(targets).items():
+        parser.add_argument(_flag(name, how), dest=name, **{k: how[k] for k in how if k != "flag"})
     bits = "quantize the weights, as pax.quantize does, and report the loss"
     parser.add_argument("--bits", type=int, choices=(8, 4), help=bits)
-    states = ("frozen", "update", "keep")
-    parser.add_argument(
-        "--state", choices=states, help="of state that calls change; default: frozen"
-    )
+    state = "of state that calls change; default: frozen"
+    parser.add_argument("--state", choices=values("state"), help=state)
     outputs = "the dtype of half-precision outputs of a policy; default: float32"
-    parser.add_argument("--outputs", choices=("float32", "model"), help=outputs)
-    parser.add_argument(
-        "--trainable",
-        action="store_true",
-        help="of savedmodel: make parameters trainable variables with gradients",
-    )
-    parser.add_argument(
-        "--platform",
-        action="append",
-        choices=("cpu", "cuda", "rocm", "tpu"),
-        help="a platform to lower for; default: all",
-    )
-    parser.add_argument(
-        "--consumer",
-        metavar='"tensorflow>=2.17"',
-        help="of savedmodel: the oldest TensorFlow that must run it",
-    )
-    parser.add_argument(
-        "--vjp-order",
-        type=int,
-        metavar="N",
-        help="of savedmodel and stablehlo: the order of derivatives",
-    )
+    parser.add_argument("--outputs", choices=values("outputs"), help=outputs)
     parser.add_argument(
         "--validate",
         choices=tuple(_VALIDATE),
@@ -128,6 +97,10 @@ def _of_formats(targets: Mapping[str, Format]) -> dict[str, Mapping[str, Any]]:
     return {name: how for each in targets.values() for name, how in each.options.items()}
 
 
+def _flag(name: str, how: Mapping[str, Any]) -> str:
+    return how.get("flag", "--" + name.replace("_", "-"))
+
+
 def _run_export(options: argparse.Namespace) -> int:
     targets = _formats_by_target()
     methods = _factory.parse_methods(options.method)
@@ -142,8 +115,7 @@ def _run_export(options: argparse.Namespace) -> int:
 
         model, cost = quantize(model, bits=options.bits)
         print(cost, file=sys.stderr)
-        if "quantization" in inspect.signature(write).parameters:
-            chosen["quantization"] = cost
+        chosen["quantization"] = cost
     if options.drawing:
         chosen["card"] = _draw_model(model, given)
     report = write(
@@ -176,25 +148,22 @@ def _target_options(
     options: argparse.Namespace, write: Any, targets: Mapping[str, Format]
 ) -> dict[str, Any]:
     """The options that were given; each must be one of the target's."""
-    given = {
-        "constraints": options.constraint or None,
-        "state": options.state,
-        "outputs": options.outputs,
-        "trainable": options.trainable or None,
-        "platforms": options.platform,
-        "consumer": options.consumer,
-        "vjp_order": options.vjp_order,
-        "card": False if options.no_card else options.drawing or None,
-        **{name: getattr(options, name) for name in _of_formats(targets)},
-    }
+    own = _of_formats(targets)
+    given = {name: getattr(options, name) for name in own}
     taken = inspect.signature(write).parameters
     for name, value in given.items():
         if value is not None and name not in taken:
             raise InvalidArgumentError(
                 "The target does not have this option.",
-                got=f"{_FLAGS.get(name, '--' + name)} with --target {options.target}",
+                got=f"{_flag(name, own[name])} with --target {options.target}",
                 write=f"--target {' or '.join(_targets_with(name, targets))}",
             )
+    given |= {
+        "constraints": options.constraint or None,
+        "state": options.state,
+        "outputs": options.outputs,
+        "card": False if options.no_card else None,
+    }
     if options.validate == "variables" and not targets[options.target].has_variables:
         raise InvalidArgumentError(
             "Only a SavedModel has variables to compare.",

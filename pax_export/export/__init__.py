@@ -16,6 +16,7 @@ from pax_export._optional import require
 if TYPE_CHECKING:
     from pax_export.export import formats, orbax, symbolic_numpy
     from pax_export.export.artifact.loading import load
+    from pax_export.export.artifact.options import ExportOptions
     from pax_export.export.artifact.report import Report
     from pax_export.export.formats.loaded_file import LoadedFile
     from pax_export.export.formats.onnx.export import to_onnx
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 # Loaded when first used: a program pays for the formats that it writes, and a process that
 # serves an export may not have jax: it loads SavedModels only.
 _WITHOUT_JAX = {
+    "ExportOptions": "artifact.options",
     "LoadedModel": "formats.saved_model.load",
     "Report": "artifact.report",
     "load": "artifact.loading",
@@ -59,6 +61,7 @@ _PACKAGES = ("formats", "orbax", "symbolic_numpy")
 
 __all__ = [
     "ExportManager",
+    "ExportOptions",
     "JaxModule",
     "LoadedBundle",
     "LoadedFile",

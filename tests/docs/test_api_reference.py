@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from types import ModuleType
+from typing import is_typeddict
 
 import pytest
 
@@ -35,7 +36,11 @@ NAMES = {
     # Errors and warnings are explained in a table, which tests/test_public_errors.py reads.
     if callable(value) and not name.startswith(("pax_export.errors.", _OF_JAX))
 }
-CLASSES = {name: value for name, value in LISTED.items() if inspect.isclass(value)}
+CLASSES = {
+    name: value
+    for name, value in LISTED.items()
+    if inspect.isclass(value) and not is_typeddict(value)
+}
 
 
 def test_functions_of_symbolic_sizes_are_in_the_guide():

@@ -30,7 +30,8 @@ class Format:
             `load` and `run`.
         suffix: the suffix of the file name; empty for a folder.
         option: the name for ``--target``, if it differs.
-        options: additional options of ``pax-export export``, for `argparse`.
+        options: its own options of ``pax-export export``: the argument of the writer, and
+            arguments of ``add_argument`` of `argparse`, with ``"flag"`` if it is called otherwise.
         loads_without_jax: whether `load` works without jax.
         run_imports: which of ``"jax"`` and ``"pax_export"`` `run` may import.
         has_variables: whether ``validate="variables"`` is supported.
@@ -76,6 +77,17 @@ class Format:
 _ROOM = "pax_export.export.formats"
 _CHECKS = "pax_export.export.artifact.checking"
 
+_PLATFORMS = {
+    "flag": "--platform",
+    "action": "append",
+    "choices": ("cpu", "cuda", "rocm", "tpu"),
+    "help": "of savedmodel and stablehlo: a platform to lower for; default: all",
+}
+_ORDERS = {
+    "type": int,
+    "metavar": "N",
+    "help": "of savedmodel and stablehlo: the order of derivatives",
+}
 SAVED_MODEL = Format(
     name="saved_model",
     title="a SavedModel",
@@ -85,6 +97,19 @@ SAVED_MODEL = Format(
     runtime=("tensorflow", "tensorflow"),
     check=f"{_CHECKS}:saved_model",
     option="savedmodel",
+    options={
+        "trainable": {
+            "action": "store_const",
+            "const": True,
+            "help": "of savedmodel: make parameters trainable variables with gradients",
+        },
+        "platforms": _PLATFORMS,
+        "consumer": {
+            "metavar": '"tensorflow>=2.17"',
+            "help": "of savedmodel: the oldest TensorFlow that must run it",
+        },
+        "vjp_order": _ORDERS,
+    },
     loads_without_jax=True,
     has_variables=True,
     files=(
@@ -106,7 +131,11 @@ STABLEHLO = Format(
     run=f"{_ROOM}.stablehlo.bundle:run",
     runtime=("jax", "stablehlo"),
     check=f"{_ROOM}.stablehlo.files:check",
-    options={"weights": {"choices": ("arguments", "constants"), "help": "of stablehlo"}},
+    options={
+        "weights": {"choices": ("arguments", "constants"), "help": "of stablehlo"},
+        "platforms": _PLATFORMS,
+        "vjp_order": _ORDERS,
+    },
     run_imports=("jax", "pax_export"),
     files=("weights.safetensors", "*.jax_export", "*.mlirbc", "*.mlir"),
 )

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Unpack
 
 import jax
 import numpy as np
@@ -17,12 +17,11 @@ from pax_export.export.artifact.embedded import append_zip
 from pax_export.export.artifact.formats import Format
 from pax_export.export.artifact.report import Report, package_versions, report_text
 from pax_export.export.lowering.lowered_model import signature_info
-from pax_export.export.pipeline.arguments import by_signature, check_state, signature_keys
+from pax_export.export.pipeline.arguments import ExportOptions, Request, takes_options
 from pax_export.export.pipeline.export_run import ExportRun
 from pax_export.export.pipeline.format_exporter import (
     FormatExporter,
     ProgramContents,
-    Request,
     portable_program,
     store_of,
 )
@@ -112,22 +111,14 @@ def _format_program(
 Write = Callable[[Path, Sequence[FormatProgram]], Mapping[str, Any] | None]
 
 
+@takes_options
 def export_as(
     format: Format,
     write: Write,
     model: Any,
     path: str | os.PathLike[str],
     inputs: Any,
-    *,
-    kwargs: Mapping[str, Any] | None = None,
-    methods: Mapping[str, Any] | None = None,
-    constraints: Sequence[str] = (),
-    state: Literal["frozen", "keep"] = "frozen",
-    outputs: Literal["float32", "model"] = "float32",
-    validate: bool | Literal["full", "process"] = True,
-    examples: Any = None,
-    overwrite: bool = False,
-    card: Any = True,
+    **options: Unpack[ExportOptions],
 ) -> Report:
     """Exports a model in a format of another distribution.
 
@@ -142,17 +133,7 @@ def export_as(
         model: as for `to_saved_model`.
         path: the file or folder to create.
         inputs: as for `to_saved_model`.
-        kwargs: as for `to_saved_model`.
-        methods: as for `to_saved_model`.
-        constraints: as for `to_saved_model`.
-        state: ``"frozen"`` refuses a model whose calls change state that later calls read; with
-            ``"keep"`` every call starts with the exported state.
-        outputs: as for `to_saved_model`.
-        validate: load the export, call it at several sizes and compare with jax; ``"process"`` uses
-            a fresh process, which imports only ``format.run_imports``.
-        examples: as for `to_saved_model`.
-        overwrite: replace an existing export of `pax_export`; other files are never replaced.
-        card: as for `to_saved_model`.
+        **options: those of every writer, `ExportOptions`.
 
     Returns:
         The report.
@@ -185,11 +166,8 @@ def export_as(
         'here'
         >>> del sys.modules["arrays"]
     """
-    check_state(state)
-    keys = signature_keys(methods)
-    calls = by_signature("examples", examples, keys, methods is not None)
-    given = inputs, kwargs, methods, constraints, validate, overwrite, card, state, outputs
-    return run_export(_CustomExporter(format, write, calls), Request(model, path, *given))
+    request = Request(model, path, inputs, **options)
+    return run_export(_CustomExporter(format, write, request.calls(request.keys)), request)
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,71 @@
-"""Checks arguments shared by several formats."""
+"""The arguments of an export: `Request`, and checks of arguments of several formats."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import inspect
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, fields
+from typing import Any, Literal, TypeVar
 
 from pax_export._check import as_named, as_strings
 from pax_export._errors import InvalidArgumentError
+from pax_export.export.artifact.options import ExportOptions, Summarized
 from pax_export.export.artifact.report import DEFAULT
 from pax_export.export.tracing.programs import STATE_ELSEWHERE
+
+_Writer = TypeVar("_Writer", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Request:
+    """A model to write, and the `ExportOptions` with what they are when not given."""
+
+    model: Any
+    path: str | os.PathLike[str]
+    inputs: Any
+    _: KW_ONLY
+    kwargs: Mapping[str, Any] | None = None
+    methods: Mapping[str, Any] | None = None
+    constraints: Sequence[str] = ()
+    state: Literal["frozen", "update", "keep"] = "frozen"
+    outputs: Literal["float32", "model"] = "float32"
+    validate: bool | Literal["full", "process", "variables"] = True
+    examples: Any = None
+    overwrite: bool = False
+    card: object = True
+    quantization: Summarized | None = None
+
+    @property
+    def keys(self) -> list[str]:
+        """The keys of the signatures."""
+        return signature_keys(self.methods)
+
+    def calls(self, keys: Sequence[str], several: bool = False) -> dict[str, Any]:
+        """The examples of each signature."""
+        return by_signature("examples", self.examples, keys, several or self.methods is not None)
+
+
+def takes_options(writer: _Writer) -> _Writer:
+    """Shows the `ExportOptions` in the signature and docstring of a writer, for `help`."""
+    own = inspect.signature(writer)
+    shared = [
+        inspect.Parameter(
+            each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=each.type
+        )
+        for each in fields(Request)
+        if each.kw_only
+    ]
+    parameters = [*own.parameters.values()][:-1]
+    entries = (inspect.getdoc(ExportOptions) or "").partition("Attributes:\n")[2]
+    text = inspect.getdoc(writer) or ""
+    writer.__doc__ = text.replace(_POINTER, entries.partition("\n\n")[0])
+    vars(writer)["__signature__"] = own.replace(parameters=[*parameters, *shared])
+    return writer
+
+
+#: The line of a writer's docstring that stands for all of them.
+_POINTER = "    **options: those of every writer, `ExportOptions`."
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 _SOME_PLATFORMS = 'platforms=("cpu", "cuda")'

@@ -5,7 +5,6 @@ Both are frozen: a part of the model is another `Contents`.
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from pax_export._errors import ValidationError
 from pax_export.export.artifact.formats import Format, import_function
 from pax_export.export.artifact.report import Report, VariableInfo, write_report
 from pax_export.export.lowering.variables import Store
+from pax_export.export.pipeline.arguments import Request
 from pax_export.export.pipeline.export_run import ExportRun, scratch_place
 from pax_export.export.portable import PassOptions, PortableProgram, Weight, optimized
 from pax_export.export.tracing.exportable import Exportable, make_exportable
@@ -24,24 +24,6 @@ from pax_export.export.validation.budget import Budget
 from pax_export.export.validation.cases import ProgramCases, cases_in_turns
 from pax_export.export.validation.serve import Run
 from pax_export.export.validation.validate import Case, validate
-
-
-@dataclass(frozen=True)
-class Request:
-    """The arguments shared by the exporters of all formats; see `to_saved_model` for each."""
-
-    model: Any
-    path: str | os.PathLike[str]
-    inputs: Any
-    kwargs: Mapping[str, Any] | None = None
-    methods: Mapping[str, Any] | None = None
-    constraints: Sequence[str] = ()
-    validate: Any = True
-    overwrite: bool = False
-    card: Any = True  # whether to write a card, or the drawing for it
-    state: str = "frozen"  # how changed state is handled
-    outputs: str = "float32"  # the dtype of half-precision outputs of a policy
-    quantization: Any = None  # the report of `pax_export.quantize`
 
 
 class FormatExporter(ABC):

@@ -26,10 +26,10 @@ from pax_export._errors import (
 from pax_export._optional import find, install, is_installed
 from pax_export.core import Module, label_modules, named_modules, traced_anew
 from pax_export.export.artifact.report import Report, is_tested
-from pax_export.export.pipeline.arguments import check_choice
+from pax_export.export.pipeline.arguments import Request, check_choice, check_state
 from pax_export.export.pipeline.bisect import Divergence, bisect, bisect_calls
 from pax_export.export.pipeline.export_run import ExportRun, scratch_place
-from pax_export.export.pipeline.format_exporter import Contents, FormatExporter, Request
+from pax_export.export.pipeline.format_exporter import Contents, FormatExporter
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.owners import owner_of
@@ -53,6 +53,7 @@ _FEW = 8
 
 def run_export(exporter: FormatExporter, request: Request) -> Report:
     """Makes one export, atomically; raises a subclass of PaxError."""
+    check_state(request.state, updates=exporter.updates_state)
     check_choice("outputs", request.outputs, ("float32", "model"))
     if not (request.quantization is None or hasattr(request.quantization, "summary")):
         raise InvalidArgumentTypeError(

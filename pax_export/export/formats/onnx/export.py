@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Unpack
 
 import numpy as np
 
@@ -33,17 +33,11 @@ from pax_export.export.formats.onnx import runtimes as other_runtimes
 from pax_export.export.formats.onnx.model import OnnxOptions, converted, with_names_of_their_own
 from pax_export.export.formats.onnx.run import opened
 from pax_export.export.lowering.lowered_model import signature_info
-from pax_export.export.pipeline.arguments import (
-    by_signature,
-    check_choice,
-    check_state,
-    signature_keys,
-)
+from pax_export.export.pipeline.arguments import ExportOptions, Request, check_choice, takes_options
 from pax_export.export.pipeline.export_run import ExportRun
 from pax_export.export.pipeline.format_exporter import (
     FormatExporter,
     ProgramContents,
-    Request,
     store_of,
 )
 from pax_export.export.pipeline.run_export import run_export
@@ -66,27 +60,19 @@ OPSET = 21
 _OLDEST = 18
 
 
+@takes_options
 def to_onnx(
     model: Any,
     path: str | os.PathLike[str],
     inputs: Any,
     *,
-    kwargs: Mapping[str, Any] | None = None,
-    methods: Mapping[str, Any] | None = None,
-    constraints: Sequence[str] = (),
-    state: Literal["frozen", "keep"] = "frozen",
-    outputs: Literal["float32", "model"] = "float32",
     opset: int = OPSET,
     fold: bool = True,
     exact: bool = False,
     accuracy_level: Literal[1, 4] = 4,
     external_data: bool = False,
     runtimes: Sequence[str] = (),
-    validate: bool | Literal["full", "process"] = True,
-    examples: Any = None,
-    overwrite: bool = False,
-    card: Any = True,
-    quantization: Any = None,
+    **options: Unpack[ExportOptions],
 ) -> Report:
     """Writes a model as an ONNX file for onnxruntime and other runtimes.
 
@@ -97,12 +83,6 @@ def to_onnx(
         model: as for `to_saved_model`.
         path: the file to create, usually ``*.onnx``.
         inputs: as for `to_saved_model`; symbolic dimensions keep their names.
-        kwargs: as for `to_saved_model`.
-        methods: as for `to_saved_model`, but only one: an ONNX file has one function.
-        constraints: as for `to_saved_model`.
-        state: ``"frozen"`` refuses a model whose calls change state that later calls read; with
-            ``"keep"`` every call starts with the exported state.
-        outputs: as for `to_saved_model`.
         opset: the version of ONNX's operators, 18 or newer, that the installed onnx has.
         fold: compute at export what depends only on weights: a BatchNorm is folded into the
             convolution before it, kernels get the runtime's layout.  The report names these
@@ -118,13 +98,7 @@ def to_onnx(
             limit of an ONNX file, always are.
         runtimes: other runtimes to validate in: ``"openvino"``, ``"iree"``, ``"web"``
             (onnxruntime-web, in Node.js).  The report has their differences from jax.
-        validate: load the export, call it at several sizes with onnxruntime and compare with jax;
-            ``"process"`` uses a fresh process without jax.
-        examples: as for `to_saved_model`.
-        overwrite: replace an existing export of `pax_export`; other files are never replaced.
-        card: write the report as HTML with calls to copy into a separate file
-            (``model.onnx.html``); otherwise as for `to_saved_model`.
-        quantization: as for `to_saved_model`.
+        **options: those of every writer, `ExportOptions`.
 
     Returns:
         The report, which can be printed, and is stored in the file as the entry
@@ -145,7 +119,6 @@ def to_onnx(
 
     """
     checked_integer(opset, "opset", 1, what="An opset", write=f"opset={OPSET}")
-    check_state(state)
     check_choice("accuracy_level", accuracy_level, (1, 4))
     if opset < _OLDEST:
         raise UnsupportedOperationError(
@@ -153,28 +126,32 @@ def to_onnx(
             got=f"opset={opset}",
             write=f"opset={_OLDEST}",
         )
-    keys = signature_keys(methods)
+    request = Request(model, path, inputs, **options)
+    keys = request.keys
     if len(keys) != 1:
         raise InvalidArgumentError(
             "An ONNX file holds one function.",
             got=f"methods={sorted(keys)}",
             write="a file for each method",
         )
-    calls = by_signature("examples", examples, keys, methods is not None)
-    given = inputs, kwargs, methods, constraints, validate, overwrite, card, state, outputs
-    request = Request(model, path, *given, quantization)
-    wanted = OnnxOptions(opset, fold, exact, accuracy_level, external_data)
+    wanted = OnnxOptions(
+        opset=opset,
+        fold=fold,
+        exact=exact,
+        accuracy_level=accuracy_level,
+        external_data=external_data,
+    )
     names = (runtimes,) if isinstance(runtimes, str) else tuple(runtimes)
     others = tuple(name for name in names if name != "onnxruntime")  # which is asked anyway
     for name in others:
         check_choice("runtimes", name, ("onnxruntime", *other_runtimes.NAMES))
-    if others and validate in (False, "process"):
+    if others and request.validate in (False, "process"):
         raise InvalidArgumentError(
             "Other runtimes require the default validation.",
-            got=f"runtimes={runtimes!r}, validate={validate!r}",
+            got=f"runtimes={runtimes!r}, validate={request.validate!r}",
             write="validate=True",
         )
-    return run_export(OnnxExporter(wanted, calls, others), request)
+    return run_export(OnnxExporter(wanted, request.calls(keys), others), request)
 
 
 @dataclass(frozen=True)

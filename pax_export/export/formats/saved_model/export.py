@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import jax
 
@@ -26,13 +26,13 @@ from pax_export.export.lowering.lower import CALLING_CONVENTION
 from pax_export.export.lowering.lowered_model import LoweredModel, lower_model, vjp_orders
 from pax_export.export.pipeline.arguments import (
     PLATFORMS,
-    by_signature,
-    check_state,
+    ExportOptions,
+    Request,
     checked_platforms,
-    signature_keys,
+    takes_options,
 )
 from pax_export.export.pipeline.export_run import ExportRun
-from pax_export.export.pipeline.format_exporter import Contents, FormatExporter, Request
+from pax_export.export.pipeline.format_exporter import Contents, FormatExporter
 from pax_export.export.pipeline.run_export import run_export
 from pax_export.export.tracing.exportable import (
     Exportable,
@@ -49,16 +49,12 @@ from pax_export.export.validation.validate import Case
 from pax_export.export.validation.validate import validate as validated
 
 
+@takes_options
 def to_saved_model(
     model: object,
     path: str | os.PathLike[str],
     inputs: PyTree,
     *,
-    kwargs: Mapping[str, Any] | None = None,
-    methods: Mapping[str, Any] | None = None,
-    constraints: Sequence[str] = (),
-    state: Literal["frozen", "update", "keep"] = "frozen",
-    outputs: Literal["float32", "model"] = "float32",
     trainable: object = False,
     vjp_order: Literal[0, 1, 2] | None = None,
     train_step: Callable[..., Any] | None = None,
@@ -69,15 +65,13 @@ def to_saved_model(
     preprocess_inputs: object = None,
     platforms: Sequence[str] = PLATFORMS,
     consumer: str | None = None,
-    validate: bool | Literal["full", "process", "variables"] = True,
-    examples: Any = None,
-    overwrite: bool = False,
-    card: object = True,
-    quantization: Any = None,
+    **options: Unpack[ExportOptions],
 ) -> Report:
     """Writes a model as a SavedModel that TensorFlow serves without jax.
 
-    It is written without TensorFlow, which `preprocess`, `postprocess` and `validate` need.
+    It is written without TensorFlow, which `preprocess`, `postprocess` and `validate` need.  If it
+    is not installed, the calls of `validate` are omitted with a `NotValidatedWarning`, and
+    ``"full"`` and ``"process"`` raise.
 
     Args:
         model: a `Module`, exported in eval mode; a function; a pair ``(params, function)`` of any
@@ -87,16 +81,6 @@ def to_saved_model(
         path: the directory to create.
         inputs: the inputs of the model: a `spec`, an array, a `jax.ShapeDtypeStruct`, or a pytree
             of them.  A tuple is several positional arguments.
-        kwargs: the keyword arguments of the call, in the same form.
-        methods: signature keys -> the name of a method, or a function with the model as its first
-            argument.  `inputs` and `kwargs` are then dicts with the same keys.  All signatures
-            share the variables.
-        constraints: constraints on symbolic dimensions, e.g. ``("length <= 512",)``.
-        state: ``"frozen"`` refuses a model whose calls change state that later calls read;
-            ``"update"`` assigns the new state to the variables in every call of the exported
-            model; with ``"keep"`` every call starts with the exported state.
-        outputs: ``"float32"`` casts half-precision outputs of a module under a policy to float32,
-            which every runtime supports; ``"model"`` keeps their dtype.
         trainable: make the parameters trainable variables, with gradients.  True means all that
             are not frozen; paths (``("head", "encoder.*.norm")``), a selection of
             ``net.at(...)``, a filter of `pax_export.transforms`, a function of name and array, or
@@ -120,20 +104,7 @@ def to_saved_model(
         platforms: the platforms to lower for.
         consumer: the oldest TensorFlow that must run it, e.g. ``"tensorflow>=2.17"``; raises if
             the model needs a newer one.  The export always supports the oldest possible one.
-        validate: load the export, call it at several sizes and compare with jax, within the time
-            of the export itself plus two seconds; the report lists omitted calls.  ``"full"``
-            omits none; ``"process"`` uses a fresh process without jax.  ``"variables"`` makes no
-            calls and compares only the variables, one by one, for a model on several devices or
-            on disk that is larger than memory.  Calls need TensorFlow; if it is not installed, a
-            `NotValidatedWarning` is issued, and ``"full"`` and ``"process"`` raise.
-        examples: a list of arguments for these calls, if random ones are meaningless for the
-            model or its preprocessor; each is a tuple of positional arguments, a single one, or a
-            dict of all by name.  With `methods`, a dict over some of their keys.
-        overwrite: replace an existing export of `pax_export`; other files are never replaced.
-        card: write ``pax_export.html`` into the folder, the report as HTML with calls to copy;
-            ``False`` omits it, and a drawing of ``pax.inspection.draw`` is included.
-        quantization: the report of `pax_export.quantize`, if it made the model: the export's
-            report then has the loss of the weights, next to the effect of the runtime's kernels.
+        **options: those of every writer, `ExportOptions`.
 
     Returns:
         The report, which can be printed, and is stored with the model as ``pax_export.json``.
@@ -156,18 +127,24 @@ def to_saved_model(
 
     """
     platforms = checked_platforms(platforms)
-    check_state(state, updates=True)
+    request = Request(model, path, inputs, **options)
     compatibility.parse_consumer(consumer)
-    keys = signature_keys(methods)
+    keys, several = request.keys, request.methods is not None
     vjp_orders(vjp_order, trainable is not False)
     step = TrainStep.of(train_step, optimizer, train_inputs, keys)
     keys += [TrainStep.key] if step else []
-    calls = by_signature("examples", examples, keys, methods is not None)
-    around = Processors.of(keys, methods is not None, preprocess, postprocess, preprocess_inputs)
-    given = inputs, kwargs, methods, constraints, validate, overwrite, card, state, outputs
-    request = Request(model, path, *given, quantization)
-    options = state, trainable, vjp_order, step, around, platforms, consumer, calls
-    return run_export(_SavedModelExporter(*options), request)
+    around = Processors.of(keys, several, preprocess, postprocess, preprocess_inputs)
+    exporter = _SavedModelExporter(
+        state=request.state,
+        trainable=trainable,
+        vjp_order=vjp_order,
+        step=step,
+        around=around,
+        platforms=platforms,
+        consumer=consumer,
+        examples=request.calls(keys),
+    )
+    return run_export(exporter, request)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import jax
 
@@ -25,14 +25,14 @@ from pax_export.export.formats.stablehlo.exported import (
 )
 from pax_export.export.pipeline.arguments import (
     PLATFORMS,
-    by_signature,
+    ExportOptions,
+    Request,
     check_choice,
-    check_state,
     checked_platforms,
-    signature_keys,
+    takes_options,
 )
 from pax_export.export.pipeline.export_run import ExportRun
-from pax_export.export.pipeline.format_exporter import Contents, FormatExporter, Request
+from pax_export.export.pipeline.format_exporter import Contents, FormatExporter
 from pax_export.export.pipeline.run_export import run_export
 from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.programs import Program
@@ -44,25 +44,17 @@ from pax_export.export.validation.serve import Arrays
 from pax_export.export.validation.validate import Case
 
 
+@takes_options
 def to_stablehlo(
     model: object,
     path: str | os.PathLike[str],
     inputs: PyTree = None,
     *,
-    kwargs: Mapping[str, Any] | None = None,
-    methods: Mapping[str, Any] | None = None,
-    constraints: Sequence[str] = (),
-    state: Literal["frozen", "update", "keep"] = "frozen",
-    outputs: Literal["float32", "model"] = "float32",
     vjp_order: int = 0,
     weights: Literal["arguments", "constants"] = "arguments",
     platforms: Sequence[str] = PLATFORMS,
     disabled_checks: Sequence[Any] = (),
-    validate: bool | Literal["full", "process"] = True,
-    examples: Any = None,
-    overwrite: bool = False,
-    card: object = True,
-    quantization: Any = None,
+    **options: Unpack[ExportOptions],
 ) -> Report:
     """Writes a model as a folder that jax runs without the code of the model.
 
@@ -75,24 +67,12 @@ def to_stablehlo(
         path: the folder to create.
         inputs: as for `to_saved_model`.  Arrays, or `jax.ShapeDtypeStruct`,
             with a sharding over several devices result in a sharded export; so do such weights.
-        kwargs: as for `to_saved_model`.
-        methods: as for `to_saved_model`.
-        constraints: as for `to_saved_model`.
-        state: ``"frozen"`` refuses a model whose calls change state that later calls read; with
-            ``"update"`` the loaded bundle's ``purecall`` returns a new bundle with the new state;
-            with ``"keep"`` every call starts with the exported state.
-        outputs: as for `to_saved_model`.
         vjp_order: the number of times that the loaded functions can be differentiated.
         weights: ``"arguments"`` of the functions, stored separately, readable and replaceable; or
             ``"constants"`` in them.
         platforms: the platforms to lower for.
         disabled_checks: as in `jax.export.export`.
-        validate: load the export, call it at several sizes and compare with the model;
-            ``"process"`` uses a fresh process.
-        examples: as for `to_saved_model`.
-        overwrite: replace an existing export of `pax_export`; other files are never replaced.
-        card: as for `to_saved_model`.
-        quantization: as for `to_saved_model`.
+        **options: those of every writer, `ExportOptions`.
 
     Returns:
         The report, which can be printed, and is stored in the folder as
@@ -111,23 +91,25 @@ def to_stablehlo(
         >>> jax.grad(lambda x: scaled(x).sum())(jnp.ones((1, 3))).tolist()
         [[2.0, 2.0, 2.0]]
     """
-    check_state(state, updates=True)
+    request = Request(model, path, inputs, **options)
     check_choice("weights", weights, ("arguments", "constants"))
     checked_integer(vjp_order, "vjp_order", 0, what="vjp_order", write="vjp_order=1")
-    if state == "update" and weights == "constants":
+    if request.state == "update" and weights == "constants":
         raise InvalidArgumentError(
             "Weights that are constants cannot take new state.",
             got='state="update", weights="constants"',
             write='weights="arguments"',
         )
-    keys = signature_keys(methods)
-    if isinstance(model, dict):
-        keys = list(model)
-    calls = by_signature("examples", examples, keys, len(keys) > 1 or methods is not None)
-    given = inputs, kwargs, methods, constraints, validate, overwrite, card, state, outputs
-    request = Request(model, path, *given, quantization)
-    options = state == "update", vjp_order, weights, platforms, disabled_checks, calls
-    return run_export(_BundleExporter(*options), request)
+    keys = list(model) if isinstance(model, dict) else request.keys
+    exporter = _BundleExporter(
+        update=request.state == "update",
+        order=vjp_order,
+        weights=weights,
+        platforms=platforms,
+        disabled_checks=disabled_checks,
+        examples=request.calls(keys, len(keys) > 1),
+    )
+    return run_export(exporter, request)
 
 
 @dataclass(frozen=True)

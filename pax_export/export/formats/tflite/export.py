@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Unpack
 
 from pax_export._errors import UnsupportedOperationError
 from pax_export._files import checksums
@@ -30,17 +30,11 @@ from pax_export.export.formats.tflite.builder.simplify import computed_weights, 
 from pax_export.export.formats.tflite.graph import Weights, make_signature
 from pax_export.export.formats.tflite.run import opened, run
 from pax_export.export.lowering.lowered_model import signature_info
-from pax_export.export.pipeline.arguments import (
-    by_signature,
-    check_choice,
-    check_state,
-    signature_keys,
-)
+from pax_export.export.pipeline.arguments import ExportOptions, Request, check_choice, takes_options
 from pax_export.export.pipeline.export_run import ExportRun
 from pax_export.export.pipeline.format_exporter import (
     FormatExporter,
     ProgramContents,
-    Request,
     store_of,
 )
 from pax_export.export.pipeline.run_export import not_finite, run_export
@@ -62,25 +56,17 @@ _SIZES = {None: 1.0, "float16": 0.5, "dynamic": 0.25}
 _FACTORS = {None: 1.0, "float16": 50.0, "dynamic": 1000.0}
 
 
+@takes_options
 def to_tflite(
     model: Any,
     path: str | os.PathLike[str],
     inputs: Any,
     *,
-    kwargs: Mapping[str, Any] | None = None,
-    methods: Mapping[str, Any] | None = None,
-    constraints: Sequence[str] = (),
-    state: Literal["frozen", "keep"] = "frozen",
-    outputs: Literal["float32", "model"] = "float32",
     quantize: Literal["float16", "dynamic"] | None = None,
     fold: bool = True,
     exact: bool = False,
     accuracy_level: Literal[1, 4] = 4,
-    validate: bool | Literal["full", "process"] = True,
-    examples: Any = None,
-    overwrite: bool = False,
-    card: Any = True,
-    quantization: Any = None,
+    **options: Unpack[ExportOptions],
 ) -> Report:
     """Writes a model as a TFLite file for LiteRT on phones and small computers.
 
@@ -92,12 +78,6 @@ def to_tflite(
         path: the file to create, usually ``*.tflite``.
         inputs: as for `to_saved_model`; symbolic dimensions may change from call to call, at some
             cost: static sizes make a smaller and faster model.
-        kwargs: as for `to_saved_model`.
-        methods: as for `to_saved_model`; one file has all signatures.
-        constraints: as for `to_saved_model`.
-        state: ``"frozen"`` refuses a model whose calls change state that later calls read; with
-            ``"keep"`` every call starts with the exported state.
-        outputs: as for `to_saved_model`.
         quantize: ``"float16"`` stores the weights as float16; ``"dynamic"`` stores large ones as
             int8, and computes with these.  Integers from layer to layer are those of a net that
             ``pax.quantize(net, batches, activations="static")`` returns.
@@ -109,13 +89,7 @@ def to_tflite(
         accuracy_level: the accuracy of products of quantized weights (`pax_export.quantize`).  4:
             by LiteRT's integer kernels, which round activations to 8 bits; the report has their
             difference.  1: in float32, at most as fast as float32.
-        validate: load the export, call it at several sizes with LiteRT and compare with jax;
-            ``"process"`` uses a fresh process without jax.
-        examples: as for `to_saved_model`.
-        overwrite: replace an existing export of `pax_export`; other files are never replaced.
-        card: write the report as HTML with calls to copy into a separate file
-            (``model.tflite.html``); otherwise as for `to_saved_model`.
-        quantization: as for `to_saved_model`.
+        **options: those of every writer, `ExportOptions`.
 
     Returns:
         The report, which can be printed, and is stored in the file (``unzip -p model.tflite
@@ -136,17 +110,12 @@ def to_tflite(
         [[2.0, 4.0, 6.0], [8.0, 10.0, 12.0]]
 
     """
-    check_state(state)
     int8 = 'for int8 the net that pax.quantize(net, [x], activations="static") returns'
     check_choice("quantize", quantize, (None, "float16", "dynamic"), otherwise=int8)
     check_choice("accuracy_level", accuracy_level, (1, 4))
-    keys = signature_keys(methods)
-    calls = by_signature("examples", examples, keys, methods is not None)
-    given = inputs, kwargs, methods, constraints, validate, overwrite, card, state, outputs
-    request = Request(model, path, *given, quantization)
-    return run_export(
-        _TfliteExporter(TfliteOptions(quantize, fold, exact, accuracy_level), calls), request
-    )
+    request = Request(model, path, inputs, **options)
+    wanted = TfliteOptions(quantize, fold=fold, exact=exact, accuracy_level=accuracy_level)
+    return run_export(_TfliteExporter(wanted, request.calls(request.keys)), request)
 
 
 @dataclass(frozen=True)

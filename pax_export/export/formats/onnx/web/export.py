@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Unpack
 
 from pax_export._errors import NotValidatedWarning, UnsupportedDtypeError
 from pax_export._files import checksums, overwrite_guard
@@ -30,12 +30,11 @@ from pax_export.export.formats.onnx.run import opened
 from pax_export.export.formats.onnx.web import browser, npm
 from pax_export.export.formats.onnx.web.run import model_file, page_file
 from pax_export.export.lowering.lowered_model import signature_info
-from pax_export.export.pipeline.arguments import by_signature, check_state, signature_keys
+from pax_export.export.pipeline.arguments import ExportOptions, Request, takes_options
 from pax_export.export.pipeline.export_run import ExportRun
 from pax_export.export.pipeline.format_exporter import (
     FormatExporter,
     ProgramContents,
-    Request,
     store_of,
 )
 from pax_export.export.pipeline.run_export import run_export
@@ -55,22 +54,15 @@ _SIGNATURES = "export const signatures = {};"
 _COPIED = ("runtime.js", "page.js", "page.css")
 
 
+@takes_options
 def to_web(
     model: Any,
     path: str | os.PathLike[str],
     inputs: Any,
     *,
-    kwargs: Mapping[str, Any] | None = None,
-    methods: Mapping[str, Any] | None = None,
-    constraints: Sequence[str] = (),
-    state: Literal["frozen", "keep"] = "frozen",
-    outputs: Literal["float32", "model"] = "float32",
     fold: bool = True,
     exact: bool = False,
-    validate: bool | Literal["full", "process"] = True,
-    examples: Any = None,
-    overwrite: bool = False,
-    card: Any = True,
+    **options: Unpack[ExportOptions],
 ) -> Report:
     """Writes a model as a folder for any static web server.
 
@@ -78,26 +70,17 @@ def to_web(
     onnxruntime-web from npm, and a page to try the model.  Each signature is a function of the
     module: ``await model.encode({x})``; the signature ``serving_default``, of a model without
     `methods`, is ``model.predict``.  It uses WebGPU if the browser has an adapter, otherwise
-    WebAssembly.
+    WebAssembly.  The calls of `validate` are made with WebAssembly in headless Chromium.  With
+    ``validate=False`` it needs no Chromium; without npm it then writes a folder without
+    onnxruntime-web, and warns.
 
     Args:
         model: as for `to_saved_model`.
         path: the folder to create.
         inputs: as for `to_saved_model`; with dtypes that JavaScript supports.
-        kwargs: as for `to_saved_model`.
-        methods: as for `to_saved_model`; each signature is a file with its weights.
-        constraints: as for `to_saved_model`.
-        state: as for `to_onnx`.
-        outputs: as for `to_saved_model`.
         fold: as for `to_onnx`.
         exact: as for `to_onnx`.
-        validate: call the module at several sizes in headless Chromium, with
-            WebAssembly, and compare with jax; ``"process"`` uses a fresh process without jax.
-            False needs no Chromium; without npm it writes a folder without onnxruntime-web, and
-            warns.
-        examples: as for `to_saved_model`.
-        overwrite: as for `to_saved_model`.
-        card: as for `to_saved_model`.
+        **options: those of every writer, `ExportOptions`.
 
     Returns:
         The report, which is also in the folder as ``pax_export.json``.  `load` runs the folder with
@@ -121,11 +104,9 @@ def to_web(
         ...     with tempfile.TemporaryDirectory() as folder:
         ...         report = to_web(double, folder + "/double", spec("batch, 3"))
     """
-    check_state(state)
-    calls = by_signature("examples", examples, signature_keys(methods), methods is not None)
-    given = inputs, kwargs, methods, constraints, validate, overwrite, card, state, outputs
-    options = OnnxOptions(OPSET, fold, exact, accuracy_level=1)
-    return run_export(_WebExporter(options, calls), Request(model, path, *given))
+    request = Request(model, path, inputs, **options)
+    wanted = OnnxOptions(OPSET, fold=fold, exact=exact, accuracy_level=1)
+    return run_export(_WebExporter(wanted, request.calls(request.keys)), request)
 
 
 @dataclass(frozen=True)
