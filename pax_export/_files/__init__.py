@@ -10,5 +10,6 @@ from pax_export._files import (
     overwrite_guard,
     single_file,
     stale_temporaries,
+    system,
 )
 from pax_export._files.disk import bytes_text

@@ -6,15 +6,13 @@ import os
 import stat
 from pathlib import Path
 
-from pax_export._files import file_types
+from pax_export._files import file_types, system
 
 
 def read_bytes(file: Path, most: int) -> bytes:
     """The content of a regular file of at most `most` bytes; an OSError otherwise."""
-    # Opening a FIFO blocks until there is a writer, unless it is opened non-blocking.
-    number = os.open(file, os.O_RDONLY | os.O_NONBLOCK)
-    with open(number, "rb") as content:
-        about = os.fstat(number)
+    with open(system.open_to_read(file), "rb") as content:
+        about = os.fstat(content.fileno())
         if not stat.S_ISREG(about.st_mode):
             raise OSError(f"not a regular file, but {file_types.kind(about.st_mode)}")
         if about.st_size > most:

@@ -5,22 +5,18 @@ A killed process may leave the sibling; the next save removes it (`stale_tempora
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import re
-import shutil
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from pax_export._errors import ExportPathError, PaxError
-from pax_export._files import disk, file_types, overwrite_guard, stale_temporaries
+from pax_export._files import disk, file_types, overwrite_guard, stale_temporaries, system
 from pax_export._files.path_argument import as_path
 
-_AT_FDCWD = -100
-_RENAME_NOREPLACE, _RENAME_EXCHANGE = 1, 2
 #: The place is not as it was a moment ago: another process saves to it, too.
 _CHANGED = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOENT)
 _TRIES = 100
@@ -67,7 +63,7 @@ def require_local(path: str | os.PathLike[str]) -> Path:
 
 def check_plain(path: Path) -> None:
     """Refuses, by an ExportPathError, a path that TensorFlow takes for a pattern."""
-    if found := _PATTERN.search(str(path)):
+    if found := _PATTERN.search(path.as_posix()):
         raise ExportPathError(
             "TensorFlow takes the path of a SavedModel for a pattern, and could not load it here.",
             where=str(path),
@@ -88,7 +84,7 @@ def replace_path(
         yield temporary
         disk.sync(temporary)
         move_into_place(temporary, path, ours, overwrite_guard.check_folder, _replace_directory)
-        disk.sync_one(path.parent)
+        system.sync(path.parent)
 
 
 @contextmanager
@@ -161,7 +157,7 @@ def _check_replaceable(path: Path, ours: overwrite_guard.Recognize) -> None:
             got=file_types.unusual_type(path) or "a file",
             write="the path of a directory",
         )
-    if Path.cwd().is_relative_to(path) or path.is_mount():
+    if Path.cwd().is_relative_to(path) or os.path.ismount(path):
         raise ExportPathError(
             "This directory cannot be replaced: it is the current one, or holds it, or is the "
             "root of a file system.",
@@ -213,41 +209,29 @@ def move_into_place(
 def _replace_directory(temporary: Path, path: Path) -> None:
     if not path.exists():  # a link that leads nowhere
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
-    if not _rename2(temporary, path, _RENAME_EXCHANGE):
+    if not system.rename2(temporary, path, system.EXCHANGE):
         _replace_in_two_steps(temporary, path)
 
 
 def rename_to_nothing(temporary: Path, path: Path) -> None:
     """Gives a file or directory its name; an OSError if something has that name."""
-    if not _rename2(temporary, path, _RENAME_NOREPLACE):
+    if not system.rename2(temporary, path, system.NOREPLACE):
         if os.path.lexists(path):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
         temporary.rename(path)
 
 
-def _rename2(one: Path, other: Path, flag: int) -> bool:
-    """Renames in the ways that only Linux has; False if it cannot, or this did not work."""
-    try:
-        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
-    except (OSError, AttributeError):
-        return False
-    names = (os.fsencode(one), os.fsencode(other))
-    return renameat2(_AT_FDCWD, names[0], _AT_FDCWD, names[1], flag) == 0
-
-
 def _replace_in_two_steps(temporary: Path, path: Path) -> None:
     """Replaces a directory where two cannot be exchanged; the next save repairs interruptions."""
-    with stale_temporaries.hold_temporary(path):
-        old = temporary.with_suffix(stale_temporaries.OLD)
-        path.rename(old)
-        try:
-            temporary.rename(path)
-        except OSError:
-            if not os.path.lexists(path):
-                old.rename(path)
-            raise
-        finally:
-            shutil.rmtree(old, ignore_errors=True)
+    old = stale_temporaries.set_aside(path)
+    try:
+        temporary.rename(path)
+    except OSError:
+        if not os.path.lexists(path):
+            old.rename(path)
+        raise
+    finally:
+        stale_temporaries.discard(old)
 
 
 def existing_path_error(path: Path) -> ExportPathError:

@@ -1,26 +1,26 @@
-"""Free disk space, and fsync."""
+"""Free disk space, and what is brought to the disk."""
 
 from __future__ import annotations
 
 import errno
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from pax_export._errors import ExportPathError
+from pax_export._files import system
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-#: Errors of file systems that do not support it.
-_NOT_DONE_HERE = (errno.EINVAL, errno.ENOTSUP, errno.EROFS)
 
 
 def check_room(path: Path, needed: int) -> None:
     """Refuses, by an ExportPathError, to begin a write that cannot end well."""
-    room = os.statvfs(path.parent)
+    room = shutil.disk_usage(path.parent)
     # A file system that does not count blocks reports none at all.
-    if room.f_blocks and room.f_bavail * room.f_frsize < needed:
-        raise _full_disk_error(path, needed, f"{bytes_text(room.f_bavail * room.f_frsize)} free")
+    if room.total and room.free < needed:
+        raise _full_disk_error(path, needed, f"{bytes_text(room.free)} free")
 
 
 @contextmanager
@@ -58,20 +58,8 @@ def sync(directory: Path) -> None:
     """Brings all files of a directory to the disk, and then their names."""
     for folder, _, names in os.walk(directory, topdown=False):
         for name in names:
-            sync_one(Path(folder, name))
-        sync_one(Path(folder))
-
-
-def sync_one(path: Path) -> None:
-    """Brings a file to the disk, or the names in a directory."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    except OSError as error:
-        if error.errno not in _NOT_DONE_HERE:
-            raise
-    finally:
-        os.close(handle)
+            system.sync(Path(folder, name))
+        system.sync(Path(folder))
 
 
 def bytes_text(count: float) -> str:

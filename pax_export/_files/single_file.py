@@ -15,6 +15,7 @@ from pax_export._files import (
     disk,
     overwrite_guard,
     stale_temporaries,
+    system,
 )
 
 
@@ -62,7 +63,7 @@ def replace_path(
         yield temporary
         disk.sync(folder)
         # Under their own names: until the file exists, they are not read.
-        new = {each.rename(path.with_name(each.name)) for each in data_file.all_of_file(temporary)}
+        new = {each.replace(path.with_name(each.name)) for each in data_file.all_of_file(temporary)}
         try:
             _move_file(temporary, path, ours)
         except BaseException:
@@ -72,7 +73,7 @@ def replace_path(
         if card.exists():
             _move_file(card, card_file.of_file(path), card_file.recognize_card)
         _remove_files(old - new)
-        disk.sync_one(path.parent)
+        system.sync(path.parent)
 
 
 def _remove_files(files: Iterable[Path]) -> None:

@@ -1,6 +1,6 @@
 """Removes temporary files of killed saves; a lock marks those of running ones.
 
-Without locks in the file system, nothing is removed.
+Without locks in the file system, they stay.
 """
 
 from __future__ import annotations
@@ -14,14 +14,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-try:
-    import fcntl
-except ImportError:  # a system without such locks
-    fcntl = None
+from pax_export._files import system
 
 #: The end of the name of a directory that is being written, or being removed.
 PART = ".part"
-#: An old export, set aside while the new one replaces it.
+#: An old export, set aside until the new one has its name.
 OLD = ".old"
 
 _RANDOM = 6
@@ -60,7 +57,7 @@ def _claim_directory(path: Path, mode: int) -> tuple[Path, int | None]:
         temporary = path.parent / f".{path.name}.{secrets.token_hex(_RANDOM)}{PART}"
         temporary.mkdir(mode)
         try:
-            lock = _lock_directory(temporary)
+            lock = system.lock(temporary)
         except (FileNotFoundError, BlockingIOError):
             continue  # another save takes it for a leftover: it had no lock yet
         except OSError:
@@ -71,29 +68,15 @@ def _claim_directory(path: Path, mode: int) -> tuple[Path, int | None]:
     raise OSError(f"cannot create a directory next to {path}")
 
 
-@contextmanager
-def hold_temporary(directory: Path) -> Iterator[None]:
-    """Keeps other saves from taking a directory for a leftover."""
-    lock = None
-    with suppress(OSError):
-        lock = _lock_directory(directory)
-    try:
-        yield
-    finally:
-        _release_lock(lock)
+def set_aside(path: Path) -> Path:
+    """Gives an old export the name under which it waits for its successor."""
+    return path.rename(path.parent / f".{path.name}.{secrets.token_hex(_RANDOM)}{OLD}")
 
 
-def _lock_directory(directory: Path) -> int:
-    """An open lock on a directory; a BlockingIOError if another process has it."""
-    if fcntl is None:
-        raise OSError("this system has no locks")
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(handle)
-        raise
-    return handle
+def discard(old: Path) -> None:
+    """Removes what was set aside, under a name from which nobody restores it half removed."""
+    with suppress(OSError):  # another save has restored it
+        shutil.rmtree(old.rename(old.with_suffix(PART)), ignore_errors=True)
 
 
 def _release_lock(lock: int | None) -> None:
@@ -111,13 +94,13 @@ def sweep(folder: Path) -> None:
 
 
 def _remove_leftover(leftover: Path, path: Path) -> None:
-    if leftover.lstat().st_uid != os.geteuid():
+    if not system.is_mine(leftover.lstat()):
         return  # anyone may have put it into a world-writable folder
-    lock = _lock_directory(leftover)
-    try:
-        if leftover.suffix == OLD and not os.path.lexists(path):
-            leftover.rename(path)
-        else:
-            shutil.rmtree(leftover, ignore_errors=True)
-    finally:
+    if leftover.suffix == PART:
+        lock = system.lock(leftover)
+        shutil.rmtree(leftover, ignore_errors=True)
         _release_lock(lock)
+    elif os.path.lexists(path):
+        discard(leftover)
+    else:
+        leftover.rename(path)  # a save that is between its two steps begins again

@@ -30,7 +30,7 @@ from pax_export._types import PyTree
 #: Glob characters, which orbax misreads in the path of a checkpoint.
 PATTERN = frozenset("*?[]\\")
 
-#: Another path to a directory that is open.
+#: Another path to a directory that is open; only Linux has it.
 OPEN = "/proc/self/fd/{}"
 
 #: The name of the JSON tree, reserved.
@@ -80,20 +80,19 @@ def make_manager(directory: Path, keep: Keep, asynchronous: bool) -> Any:
 @contextmanager
 def plain_path(directory: Path) -> Iterator[Path]:
     """Context manager for a path to a directory without glob characters, which orbax interprets."""
-    if not PATTERN & set(str(directory)):
+    if not PATTERN & set(directory.as_posix()):
         yield directory
         return
+    if not Path(OPEN).parent.is_dir():
+        raise CheckpointError(
+            "orbax interprets the path of this checkpoint as a pattern.",
+            where=str(directory),
+            got=f"a path with {' '.join(sorted(PATTERN & set(directory.as_posix())))}",
+            write="a path without these characters, in any of its directories",
+        )
     handle = os.open(directory, os.O_RDONLY)
     try:
-        other = Path(OPEN.format(handle))
-        if not other.is_dir():
-            raise CheckpointError(
-                "orbax interprets the path of this checkpoint as a pattern.",
-                where=str(directory),
-                got=f"a path with {' '.join(sorted(PATTERN & set(str(directory))))}",
-                write="a path without these characters, in any of its directories",
-            )
-        yield other
+        yield Path(OPEN.format(handle))
     finally:
         os.close(handle)
 

@@ -16,7 +16,7 @@ from typing import Any, Self
 import numpy as np
 
 from pax_export._errors import MissingWeightsFileError, PaxError, WeightsFileError
-from pax_export._files import file_types
+from pax_export._files import file_types, system
 from pax_export._files.overwrite_guard import some_names
 from pax_export._types import DTypeLike
 from pax_export._wire import RandomAccessBytes
@@ -57,11 +57,7 @@ class BinaryFile(RandomAccessBytes):
 
     def read(self, offset: int, count: int) -> bytes:
         """`count` bytes from an offset on; an error if the file ends before."""
-        self.require(offset, count)
-        content = os.pread(self._number, count, offset)
-        if len(content) == count:
-            return content
-        return self.in_memory(offset, count).tobytes()  # pread returns at most two gigabytes
+        return self.in_memory(offset, count).tobytes()
 
     def in_memory(self, offset: int, count: int) -> np.ndarray:
         """The same as an array, which is in memory once."""
@@ -74,7 +70,7 @@ class BinaryFile(RandomAccessBytes):
         """Fills a byte array from the file; raises EOFError at the end of the file."""
         at = 0
         while at < len(content):
-            done = os.preadv(self._number, [content[at:].data], offset + at)
+            done = system.read_at(self._number, content[at:].data, offset + at)
             if not done:
                 raise EOFError("the file became shorter while it was read")
             at += done
@@ -159,8 +155,7 @@ def _open_regular(path: Path) -> int:
     """The number of an open regular file, or a WeightsFileError."""
     where = str(path).replace("\0", "\\0")
     try:
-        # Opening a FIFO blocks until there is a writer, unless it is opened non-blocking.
-        number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        number = system.open_to_read(path)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise MissingWeightsFileError(
             "The file of weights does not exist.",

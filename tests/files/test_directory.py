@@ -11,7 +11,8 @@ import sys
 import pytest
 
 from pax_export._files import directory as _directory
-from pax_export._files import disk, single_file, stale_temporaries
+from pax_export._files import single_file, stale_temporaries
+from pax_export._files import system as system_calls
 from pax_export._files.directory import place, replace_path
 from pax_export.errors import ExportPathError, WeightsFileError
 from tests.refusals import refused
@@ -23,7 +24,7 @@ IN_TWO_STEPS = pytest.mark.parametrize("can_exchange", [True, False])
 def system(monkeypatch, request):
     """A system that can, or cannot, exchange two directories in one step."""
     if not request.param:
-        monkeypatch.setattr(_directory, "_rename2", lambda one, other, flag: False)
+        monkeypatch.setattr(system_calls, "rename2", lambda one, other, flag: False)
     return request.param
 
 
@@ -240,7 +241,7 @@ def die_at(step, path, can_exchange):
                 os.kill(os.getpid(), signal.SIGKILL)
 
     if not can_exchange:
-        _directory._rename2 = lambda one, other, flag: False
+        system_calls.rename2 = lambda one, other, flag: False
     sys.addaudithook(watch)
     write(path, "new", overwrite=True)
     os._exit(0)
@@ -281,8 +282,8 @@ def test_whatever_step_is_the_last_one_export_is_whole(tmp_path, can_exchange):
 def test_several_processes_save_to_one_place(tmp_path, can_exchange):
     program = (
         "import sys; from pathlib import Path\n"
-        "from pax_export._files import directory as _directory\n"
-        "if sys.argv[3] == 'False': _directory._rename2 = lambda one, other, flag: False\n"
+        "from pax_export._files import directory as _directory, system\n"
+        "if sys.argv[3] == 'False': system.rename2 = lambda one, other, flag: False\n"
         "print('ready', flush=True); sys.stdin.readline()\n"
         "for _ in range(40):\n"
         "    ours = lambda path: lambda name: True\n"
@@ -344,7 +345,7 @@ def test_a_file_system_without_locks(tmp_path, monkeypatch):
     def no_locks(directory):
         raise OSError(95, "not supported")
 
-    monkeypatch.setattr(stale_temporaries, "_lock_directory", no_locks)
+    monkeypatch.setattr(system_calls, "lock", no_locks)
     (tmp_path / ".a.0123456789ab.part").mkdir()
     write(tmp_path / "a", "new")
     assert names(tmp_path) == [".a.0123456789ab.part", "a"]
@@ -352,7 +353,7 @@ def test_a_file_system_without_locks(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("error", [FileNotFoundError, BlockingIOError])
 def test_a_folder_that_another_save_takes_for_a_leftover_is_made_anew(tmp_path, monkeypatch, error):
-    lock, taken = stale_temporaries._lock_directory, []
+    lock, taken = system_calls.lock, []
 
     def lose_first(directory):
         if taken:
@@ -361,14 +362,14 @@ def test_a_folder_that_another_save_takes_for_a_leftover_is_made_anew(tmp_path, 
         directory.rmdir()
         raise error
 
-    monkeypatch.setattr(stale_temporaries, "_lock_directory", lose_first)
+    monkeypatch.setattr(system_calls, "lock", lose_first)
     write(tmp_path / "a", "new")
     assert taken and names(tmp_path) == ["a"]
 
 
 def test_everything_reaches_the_disk_before_the_name(tmp_path, monkeypatch):
     events = []
-    monkeypatch.setattr(disk.os, "fsync", lambda handle: events.append(
+    monkeypatch.setattr(system_calls.os, "fsync", lambda handle: events.append(
         os.readlink(f"/proc/self/fd/{handle}").replace(str(tmp_path), "").rpartition(".part")[2]
     ))  # fmt: skip
     move = _directory.move_into_place

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pax_export._files import disk, single_file, stale_temporaries
+from pax_export._files import single_file, stale_temporaries, system
 from pax_export.errors import ExportPathError
 from tests.processes import python
 from tests.refusals import refused
@@ -95,7 +95,7 @@ def test_what_does_not_fit_is_not_begun(tmp_path):
 
 def test_it_reaches_the_disk_before_the_name(tmp_path, monkeypatch):
     seen = []
-    monkeypatch.setattr(disk, "sync_one", lambda path: seen.append((path.name, names(tmp_path))))
+    monkeypatch.setattr(system, "sync", lambda path: seen.append((path.name, names(tmp_path))))
     save(tmp_path / "model")
     assert {name for name, _ in seen} >= {"model", tmp_path.name}
     assert all("model" not in there for name, there in seen if name == "model")

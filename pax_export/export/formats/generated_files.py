@@ -15,6 +15,8 @@ from contextlib import contextmanager, suppress
 from importlib.util import cache_from_source
 from pathlib import Path
 
+from pax_export._files import system
+
 _PREFIX = "__autograph_generated_file"
 #: A file that is older is loaded, or its process is dead.
 _LOADED = 60.0
@@ -39,7 +41,7 @@ def _sweep_folder(folder: Path) -> None:
             if entry.name.startswith(_PREFIX) and entry.name.endswith(".py"):
                 with suppress(OSError):
                     found = entry.stat(follow_symlinks=False)
-                    if found.st_uid == os.geteuid() and time.time() - found.st_mtime > _LOADED:
+                    if system.is_mine(found) and time.time() - found.st_mtime > _LOADED:
                         _remove_file(Path(entry.path))
 
 

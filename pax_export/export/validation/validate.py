@@ -7,7 +7,6 @@ import importlib.util
 import itertools
 import os
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -24,7 +23,7 @@ from pax_export._errors import (
     PaxError,
     ValidationError,
 )
-from pax_export._files import stale_temporaries
+from pax_export._files import stale_temporaries, system
 from pax_export.export.artifact.dtypes import is_inexact
 from pax_export.export.artifact.formats import Format, import_function
 from pax_export.export.validation import serve
@@ -232,10 +231,7 @@ def _run_limited(
         try:
             _, said = process.communicate(timeout=seconds)
         except BaseException as error:
-            if hasattr(os, "killpg"):
-                os.killpg(process.pid, signal.SIGKILL)
-            else:
-                process.kill()
+            system.kill_session(process)
             if isinstance(error, subprocess.TimeoutExpired):
                 raise TimeoutError(f"it had not finished after {seconds:g} s") from None
             raise

@@ -254,9 +254,9 @@ def web(file: str, cases: Cases) -> list[Arrays]:
     calls = [{name: pack_array(x) for name, x in case["inputs"].items()} for case in cases]
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder, "calls.json")
-        place.write_text(json.dumps(calls))
+        place.write_text(json.dumps(calls), encoding="utf-8")
         _run_tool(["node", "-e", _NODE, "--", file, str(place)])
-        results = json.loads(place.read_text())
+        results = json.loads(place.read_text(encoding="utf-8"))
     return [{name: unpack_array(*each) for name, each in result.items()} for result in results]
 
 

@@ -12,7 +12,6 @@ import os
 import queue
 import secrets
 import shutil
-import signal
 import subprocess
 import tempfile
 import threading
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from pax_export._errors import MissingPackageError, UnsupportedOperationError, ValidationError
-from pax_export._files import stale_temporaries
+from pax_export._files import stale_temporaries, system
 
 #: The environment variable with the path of the browser.
 PATH = "CHROME_PATH"
@@ -174,8 +173,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
     with suppress(ProcessLookupError, PermissionError, subprocess.TimeoutExpired):
         process.terminate()
         process.wait(_END)
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
+    system.kill_session(process)
     process.wait()
 
 
