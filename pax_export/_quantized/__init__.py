@@ -3,12 +3,6 @@
 from pax_export._quantized._array import ArrayLike, QuantizedArray, rows, times, times_transposed
 from pax_export._quantized._difference import Apart as Apart
 from pax_export._quantized._difference import apart as apart
-from pax_export._quantized._inputs import DynamicInputs, StaticInputs
-from pax_export._quantized._inputs import integer_rows as integer_rows
-from pax_export._quantized._inputs import round_inputs as round_inputs
-from pax_export._quantized._inputs import round_rows as round_rows
-from pax_export._quantized._inputs import round_with as round_with
-from pax_export._quantized._inputs import scale_of_range as scale_of_range
 from pax_export._quantized._integers import GROUP, Form, dequantized, packed, unpacked
 from pax_export._quantized._operations import FASTER_IN_JAX as FASTER_IN_JAX
 from pax_export._quantized._operations import decomposed_dequantize as decomposed_dequantize
@@ -20,9 +14,14 @@ from pax_export._quantized._operations import plain_dot as plain_dot
 from pax_export._quantized._operations import plain_pointwise as plain_pointwise
 from pax_export._quantized._operations import pointwise_convolution as pointwise_convolution
 from pax_export._quantized._operations import quantized_dot as quantized_dot
-from pax_export._quantized._outputs import OutputRange
-from pax_export._quantized._outputs import bound_outputs as bound_outputs
-from pax_export._quantized._outputs import unbounded as unbounded
+from pax_export._quantized._rounding import DynamicInputs, OutputRange, StaticInputs
+from pax_export._quantized._rounding import bound_outputs as bound_outputs
+from pax_export._quantized._rounding import integer_rows as integer_rows
+from pax_export._quantized._rounding import round_inputs as round_inputs
+from pax_export._quantized._rounding import round_rows as round_rows
+from pax_export._quantized._rounding import round_with as round_with
+from pax_export._quantized._rounding import scale_of_range as scale_of_range
+from pax_export._quantized._rounding import unbounded as unbounded
 
 __all__ = [
     "GROUP",

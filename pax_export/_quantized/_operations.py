@@ -1,7 +1,7 @@
 """Three JAX primitives on integers and scales, which exporters write as their runtime's kernels.
 
 Others use `dequantized` and an ordinary product. CPUs compute products in blocks of rows, which
-reads the integers once, and GPUs as `_gpu_products` does; docs/decisions/quantization.md has the
+reads the integers once, and GPUs as `_integers.py` does; docs/decisions/quantization.md has the
 measurements.
 """
 
@@ -17,9 +17,8 @@ import jax.numpy as jnp
 from jax.interpreters import ad, batching
 
 from pax_export._jax import ADDS_ROWS_FAST
-from pax_export._quantized._gpu_products import product_on_gpu
-from pax_export._quantized._integers import GROUP, Form, dequantized, low_and_high
-from pax_export._quantized._primitive import is_zero, primitive
+from pax_export._quantized._integers import GROUP, Form, dequantized, low_and_high, product_on_gpu
+from pax_export._quantized._rounding import is_zero, primitive
 from pax_export._types import DTypeLike
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from jax.tree_util import tree_flatten_with_path
 
 from pax_export._check import as_strings, checked_integer
-from pax_export._errors import InvalidArgumentError, PaxError, a_few
+from pax_export._errors import InvalidArgumentError, PaxError, a_few, near_names
 from pax_export._types import PRNGKey, PyTree
 from pax_export.adapters import _kernels as kernels
 from pax_export.adapters import _layer as layers
@@ -30,7 +30,6 @@ from pax_export.core import (
     map_submodules,
     named_leaves,
     named_modules,
-    near_names,
     path_name,
     require_module,
     split_rng_key,

@@ -18,6 +18,7 @@ from pax_export._errors import (
     MissingWeightsFileError,
     WeightsFileError,
     a_few,
+    near_names,
 )
 from pax_export._files import bounded, directory
 from pax_export._files.overwrite_guard import Belongs, some_names
@@ -33,12 +34,11 @@ from pax_export.adapters._net import (
     require_adapters,
     told_where,
 )
-from pax_export.adapters._reading import UNTIED, Reading, own_leaves
+from pax_export.adapters._peft import UNTIED, Reading, own_leaves
 from pax_export.core import (
     join_path,
     named_leaves,
     named_modules,
-    near_names,
     next_rng_key,
     require_module,
 )

@@ -27,9 +27,8 @@ from pax_export._files import file_types
 from pax_export._files.overwrite_guard import files, format_names, some_names
 from pax_export._files.path_argument import as_path
 from pax_export.checkpoint import _orbax
-from pax_export.checkpoint._checkpoint import Checkpoint
+from pax_export.checkpoint._checkpoint import Checkpoint, Restored, shardings_of
 from pax_export.checkpoint._orbax import ABOUT, DELETED
-from pax_export.checkpoint._placed import Restored, shardings_of
 from pax_export.checkpoint._saved import saved_trees
 
 

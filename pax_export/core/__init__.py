@@ -1,6 +1,14 @@
 """Modules: immutable pytrees, and the scopes in which they are mutable."""
 
-from pax_export.core._call_paths import path_of_call
+from pax_export.core._call_paths import (
+    Labeling,
+    label_modules,
+    path_in,
+    path_of_call,
+    record_calls,
+    traced_anew,
+    with_labels,
+)
 from pax_export.core._check import (
     assert_structure_equal,
     describe_array,
@@ -15,15 +23,6 @@ from pax_export.core._declared import (
     kernel_of,
 )
 from pax_export.core._edit import set_training, with_class, with_static
-from pax_export.core._fresh_arrays import filled_array, sample_padded
-from pax_export.core._labels import (
-    Labeling,
-    label_modules,
-    path_in,
-    record_calls,
-    traced_anew,
-    with_labels,
-)
 from pax_export.core._metaclass import made_of
 from pax_export.core._module import (
     Module,
@@ -47,7 +46,6 @@ from pax_export.core._mutable import (
     store_attribute,
     take_over,
 )
-from pax_export.core._near_names import near_names
 from pax_export.core._parameters import (
     ROLES,
     STATE,
@@ -71,7 +69,14 @@ from pax_export.core._pure import (
     purecall,
     require_module,
 )
-from pax_export.core._rng import keys_changed_by, next_rng_key, seed_rng_key, split_rng_key
+from pax_export.core._random import (
+    filled_array,
+    keys_changed_by,
+    next_rng_key,
+    sample_padded,
+    seed_rng_key,
+    split_rng_key,
+)
 from pax_export.core._state_dict import load_state_dict, state_dict
 from pax_export.core._static import LeafValue, static_key
 from pax_export.core._subclassing import (

@@ -25,13 +25,12 @@ from pax_export._errors import (
     NearNameWarning,
     SharedNodeError,
     StructureMismatchError,
+    near_names,
 )
 from pax_export._types import PyTree
-from pax_export.core._check import check_modules
+from pax_export.core._check import check_modules, refuse_hidden
 from pax_export.core._containers import READ_ONLY, copy_containers
-from pax_export.core._hidden import refuse_hidden
-from pax_export.core._near_names import near_names
-from pax_export.core._numpy_copies import on_own_array
+from pax_export.core._mutable import on_own_array
 from pax_export.core._parameters import frozen_of
 from pax_export.core._traversal import (
     Steps,

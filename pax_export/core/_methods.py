@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from pax_export._types import PyTree
-from pax_export.core._hidden import refuse_hidden
+from pax_export.core._check import refuse_hidden
 from pax_export.core._static import is_self_contained
 from pax_export.core._subclassing import aspect_of, derive_class, register_aspect
 from pax_export.core._traversal import rebuild_tree

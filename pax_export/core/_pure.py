@@ -20,11 +20,9 @@ from pax_export._errors import InvalidArgumentTypeError, RetracingWarning
 from pax_export._jax import is_tracer, trace_state
 from pax_export._tracebacks import hide_frames
 from pax_export._types import PyTree
-from pax_export.core._check import check_sharing
+from pax_export.core._check import check_sharing, refuse_hidden
 from pax_export.core._containers import copy_containers
-from pax_export.core._hidden import refuse_hidden
-from pax_export.core._mutable import open_modules, refresh_kinds
-from pax_export.core._numpy_copies import Copies, give_back, with_own_arrays
+from pax_export.core._mutable import Copies, give_back, open_modules, refresh_kinds, with_own_arrays
 from pax_export.core._sharding_notes import explain_sharding
 from pax_export.core._static import static_key
 from pax_export.core._tree import Node, attributes_now, flatten, is_node

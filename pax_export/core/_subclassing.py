@@ -1,7 +1,7 @@
-"""Classes derived from other classes: frozen, under a policy, with other methods.
+"""What other rooms add to modules: classes derived from others, and verbs.
 
 A derived class is cached by its base and its recipe, a tuple of ``(aspect, value)`` in the order
-of registration. So freezing and policies commute, and equal models have equal treedefs. Pickles
+of registration. So policies and adapters commute, and equal models have equal treedefs. Pickles
 store the recipe.
 """
 

@@ -10,7 +10,7 @@ import jax
 from jax.tree_util import keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
 
 from pax_export._types import PyTree
-from pax_export.core._moduledef import LABEL, Label
+from pax_export.core._static import LABEL, Label
 from pax_export.core._tree import Node, attributes_of, flatten, is_node, unflatten
 
 Steps = tuple[Any, ...]  # attribute names, indices and dict keys, from the root

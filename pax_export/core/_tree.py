@@ -28,8 +28,7 @@ from pax_export.core._containers import (
     is_number_array,
     read_only,
 )
-from pax_export.core._moduledef import ModuleDef, intern_moduledef
-from pax_export.core._static import StaticLeaf
+from pax_export.core._static import ModuleDef, StaticLeaf, intern_moduledef
 
 ARRAYS, MIXED, STATIC = "arrays", "mixed", "static"
 

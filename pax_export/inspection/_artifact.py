@@ -18,8 +18,7 @@ from pax_export.export.artifact.report import (
     VariableInfo,
     read_report,
 )
-from pax_export.inspection._inspection import Inspection
-from pax_export.inspection._row import Row
+from pax_export.inspection._inspection import Inspection, Row
 
 _STEP = re.compile(r"\[['\"]?([^\]'\"]+)['\"]?\]")
 _VALUE = "VARIABLE_VALUE"

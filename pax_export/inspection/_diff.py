@@ -15,7 +15,7 @@ from pax_export._types import PyTree
 from pax_export.core import Module, named_leaves
 from pax_export.inspection._artifact import arrays_of, inspect_export
 from pax_export.inspection._inspect import inspect
-from pax_export.inspection._row import Row
+from pax_export.inspection._inspection import Row
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,7 @@ from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._optional import require
 from pax_export._types import PyTree
 from pax_export.core import Module, named_modules
-from pax_export.inspection._calls import trace_call
-from pax_export.inspection._flow import FlowNode, FlowReader
+from pax_export.inspection._flow import FlowNode, FlowReader, trace_call
 from pax_export.inspection._inspection import save_marked
 from pax_export.nn import Lambda, function_name
 

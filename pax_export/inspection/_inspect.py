@@ -38,16 +38,15 @@ from pax_export.export.tracing.exportable import make_exportable
 from pax_export.export.tracing.flops import Work, count_value, plain_count
 from pax_export.export.tracing.model_forms import unbind
 from pax_export.inspection._artifact import inspect_export
-from pax_export.inspection._calls import (
+from pax_export.inspection._drawing import function_of
+from pax_export.inspection._flow import (
     ModuleCall,
     Trace,
     arrays_of_call,
     trace_call,
     traced_as_one,
 )
-from pax_export.inspection._drawing import function_of
-from pax_export.inspection._inspection import Inspection
-from pax_export.inspection._row import Row
+from pax_export.inspection._inspection import Inspection, Row
 
 
 def inspect(

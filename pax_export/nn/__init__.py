@@ -1,9 +1,9 @@
 """Layers, one file per family."""
 
-from pax_export.nn._attention import MultiHeadAttention
+from pax_export.nn._arguments import normal, variance_scaling, zeros
+from pax_export.nn._attention import GroupedQueryAttention, MultiHeadAttention
 from pax_export.nn._batch_norm import BatchNorm1D, BatchNorm2D
 from pax_export.nn._conv import Conv1D, Conv1DTranspose, Conv2D, Conv2DTranspose, Convolution
-from pax_export.nn._dense_block import DenseBlock
 from pax_export.nn._dot_attention import (
     IMPLEMENTATIONS,
     causal_mask,
@@ -18,24 +18,22 @@ from pax_export.nn._explicit import (
     spec_of,
     under_auto_axes,
 )
-from pax_export.nn._gated import GatedDense, PlainDense
-from pax_export.nn._grouped_attention import GroupedQueryAttention
-from pax_export.nn._initializers import normal, variance_scaling, zeros
+from pax_export.nn._feed_forward import DenseBlock, GatedDense, PlainDense
 from pax_export.nn._linear import Embed, Linear, weight_in_use
-from pax_export.nn._norm import GroupNorm, LayerNorm
+from pax_export.nn._norm import GroupNorm, LayerNorm, RMSNorm
 from pax_export.nn._pool import avg_pool, max_pool
-from pax_export.nn._positions import alibi_slopes, sinusoidal_positions
-from pax_export.nn._recurrent import GRU, LSTM, GRUState, LSTMState, VanillaRNN, VanillaRNNState
-from pax_export.nn._rms_norm import RMSNorm
-from pax_export.nn._rotary import (
+from pax_export.nn._positions import (
     Rotary,
     RotaryScaling,
+    alibi_slopes,
     check_frequencies,
     checked_pairing,
     rotary_angles,
     rotary_frequencies,
     rotate,
+    sinusoidal_positions,
 )
+from pax_export.nn._recurrent import GRU, LSTM, GRUState, LSTMState, VanillaRNN, VanillaRNNState
 from pax_export.nn._sequential import Identity, Lambda, Sequential, function_name
 from pax_export.nn._state import EMA, RngSeq
 

@@ -1,9 +1,4 @@
-"""Checks and normalizes arguments of layers.
-
-Layers keep tuples and plain Python numbers: static data that cannot change is fast to flatten, and
-two layers built from ``2`` and ``np.int64(2)`` have equal treedefs. ``where`` is the place in error
-messages, for example ``Linear.in_dim``.
-"""
+"""Arguments of layers: checks, normal forms and initializers."""
 
 from __future__ import annotations
 
@@ -14,12 +9,47 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from pax_export._check import checked_integer
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._jax import is_tracer
 from pax_export._types import Array, DTypeLike, PRNGKey, PyTree
-from pax_export.core import Module, next_rng_key
+from pax_export.core import Module, filled_array, next_rng_key, sample_padded
+
+Initializer = Callable[[jax.Array, tuple[int, ...]], Any]
+"""A function of a key and a shape that makes an array of that shape."""
+
+
+def normal(stddev: float) -> Initializer:
+    """Draws from N(0, stddev²), like `jax.nn.initializers.normal` of jax 0.10."""
+    return lambda rng_key, shape: sample_padded(jax.random.normal, rng_key, shape, stddev)
+
+
+def variance_scaling(scale: float) -> Initializer:
+    """Draws from N(0, scale / fan_in), like jax 0.10 with ``"fan_in"`` and ``"normal"``."""
+
+    def draw(rng_key: PRNGKey, shape: tuple[int, ...]) -> jax.Array:
+        variance = np.asarray(scale / math.prod(shape[:-1]), jnp.result_type(float))
+        return normal(float(np.sqrt(variance)))(rng_key, shape)
+
+    return draw
+
+
+def zeros(rng_key: PRNGKey, shape: tuple[int, ...]) -> jax.Array:
+    """An initializer that ignores its key."""
+    return filled_array(shape, 0)
+
+
+def ones(rng_key: PRNGKey, shape: tuple[int, ...]) -> jax.Array:
+    """An initializer that ignores its key."""
+    return filled_array(shape, 1)
+
+
+# --- checks and normal forms ----------------------------------------------------------
+# Layers keep tuples and plain Python numbers: static data that cannot change is fast to flatten,
+# and two layers built from ``2`` and ``np.int64(2)`` have equal treedefs. ``where`` is the place
+# in error messages, for example ``Linear.in_dim``.
 
 
 def checked_even(value: PyTree, where: str) -> int:

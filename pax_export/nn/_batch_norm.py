@@ -13,8 +13,8 @@ from pax_export._errors import InvalidArgumentError
 from pax_export._types import Array, PyTree
 from pax_export.core import Declared, Module, filled_array, parameters_method, summary_lines
 from pax_export.nn import _arguments as arg
+from pax_export.nn._arguments import ones, zeros
 from pax_export.nn._explicit import join_specs, spec_of, under_auto_axes
-from pax_export.nn._initializers import ones, zeros
 from pax_export.nn._state import EMA
 
 

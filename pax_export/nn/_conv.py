@@ -15,8 +15,8 @@ from pax_export._quantized import ArrayLike, QuantizedArray, pointwise_convoluti
 from pax_export._types import Array, PRNGKey, PyTree
 from pax_export.core import Declared, ParameterModule
 from pax_export.nn import _arguments as arg
+from pax_export.nn._arguments import Initializer, normal, zeros
 from pax_export.nn._explicit import join_specs, shard_map_over_batch, spec_of, under_auto_axes
-from pax_export.nn._initializers import Initializer, normal, zeros
 
 Padding = str | Sequence[tuple[int, int]]
 

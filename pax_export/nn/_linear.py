@@ -14,8 +14,8 @@ from pax_export._quantized import QuantizedArray, rows, times
 from pax_export._types import Array, PRNGKey, PyTree
 from pax_export.core import Declared, ParameterModule
 from pax_export.nn import _arguments as arg
+from pax_export.nn._arguments import Initializer, normal
 from pax_export.nn._explicit import join_specs, spec_of, under_auto_axes
-from pax_export.nn._initializers import Initializer, normal
 
 
 def _linear_init(layer: PyTree) -> Initializer:

@@ -8,7 +8,12 @@ from typing import Any, TypeVar
 import jax.numpy as jnp
 import jmp
 
-from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError, PolicyError
+from pax_export._errors import (
+    InvalidArgumentError,
+    InvalidArgumentTypeError,
+    PolicyError,
+    near_names,
+)
 from pax_export._quantized import ArrayLike
 from pax_export._types import PyTree
 from pax_export.core import (
@@ -18,7 +23,6 @@ from pax_export.core import (
     map_submodules,
     matcher,
     named_modules,
-    near_names,
     require_module,
 )
 from pax_export.precision._policy import (

@@ -1,14 +1,11 @@
 """Sharding of modules: rules for partition specs, placement, planning."""
 
 from pax_export._hlo import Collective, Cost, collectives, cost, sent_bytes
-from pax_export.sharding._init import init
-from pax_export.sharding._leaf_shardings import shardings
+from pax_export.sharding._leaf_shardings import following, shardings
 from pax_export.sharding._mesh import abstract_mesh, make_mesh
-from pax_export.sharding._optimizer_rules import following
-from pax_export.sharding._preserve import keep
 from pax_export.sharding._presets import data_parallel, fully_sharded, tensor_parallel
 from pax_export.sharding._rules import Rules
-from pax_export.sharding._shard import gather, shard, shard_batch
+from pax_export.sharding._shard import gather, init, keep, shard, shard_batch
 from pax_export.sharding._table import Row, Table, table
 
 __all__ = [

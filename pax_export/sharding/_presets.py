@@ -6,10 +6,9 @@ from dataclasses import dataclass, replace
 
 from pax_export._errors import InvalidArgumentTypeError
 from pax_export.core import Spec, declared_in, kernel_of
-from pax_export.sharding._leaf_paths import LeafPath
+from pax_export.sharding._leaf_shardings import require_axis
 from pax_export.sharding._mesh import names_in, parts_of
-from pax_export.sharding._rules import Match, Rules, Sizes, merge_specs, on_own_axes
-from pax_export.sharding._spec_errors import require_axis
+from pax_export.sharding._rules import LeafPath, Match, Rules, Sizes, merge_specs, on_own_axes
 
 Axis = str | tuple[str, ...]
 

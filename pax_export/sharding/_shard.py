@@ -1,24 +1,32 @@
-"""Places leaves and batches on devices, and gathers them."""
+"""Places arrays on devices: existing ones, batches, initial values, results of steps."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jax.tree_util import tree_flatten, tree_flatten_with_path
+from jax.tree_util import (
+    tree_flatten,
+    tree_flatten_with_path,
+    tree_leaves,
+    tree_map,
+    tree_structure,
+)
 
 from pax_export._errors import ShardingError
-from pax_export._jax import is_tracer
+from pax_export._jax import call_with_constants, is_tracer
+from pax_export._jaxpr import jaxpr_constants
 from pax_export._types import AnyMesh, PyTree
 from pax_export.core import path_name
-from pax_export.sharding._leaf_shardings import shardings_of_leaves
+from pax_export.sharding._leaf_shardings import require_axis, shardings_of_leaves
 from pax_export.sharding._mesh import mesh_text, names_in, parts_of, require_devices, sizes_of
-from pax_export.sharding._spec_errors import require_axis
 
 T = TypeVar("T")
 
@@ -253,3 +261,157 @@ def _require_same(parts: Iterable[bytes], mesh: AnyMesh, what: str) -> None:
         f"{', '.join(map(str, same))} agree with process 0",
         write="pax.seed_rng_key(n) with one n in every process, before the model is made",
     )
+
+
+# --- initial values on a mesh, without a full copy on any device ----------------------
+
+
+def init(constructor: Callable[[], T], mesh: Mesh, rules: object = None) -> T:
+    """Builds a module whose arrays are created on a mesh.
+
+    The constructor is traced once and compiled; each device computes its own parts of the initial
+    values. They equal those of ``constructor()`` up to rounding, and the ambient stream of keys
+    continues as after it. With several processes, each one calls this with the same seed.
+
+    Args:
+        constructor: builds a module, or a pytree of modules and arrays, without
+            arguments.  Like any traced function it cannot use the values of the arrays that it
+            creates.
+        mesh: a `jax.sharding.Mesh`.
+        rules: `Rules`, or a mapping; see `Rules.of`.
+
+    Returns:
+        The result of the constructor.
+
+    Raises:
+        ShardingError: (a ValueError) a rule matches no leaf, a spec does not fit its leaf or the
+            mesh, two processes build different models, or the constructor uses values.
+        InvalidArgumentTypeError: (a TypeError) not a mesh, or not rules.
+
+    Example:
+        >>> import jax, optax, pax_export as pax
+        >>> mesh = pax.sharding.make_mesh(data=len(jax.devices()))
+        >>> rules = pax.sharding.fully_sharded()
+        >>> net = pax.sharding.init(lambda: pax.Linear(64, 128 * mesh.size), mesh, rules)
+        >>> net.weight.sharding.shard_shape(net.weight.shape)
+        (64, 128)
+        >>> adam = pax.optim.from_optax(optax.adam(1e-3))
+        >>> rules = pax.sharding.following(net, rules)
+        >>> optimizer = pax.sharding.init(lambda: adam(net.parameters()), mesh, rules)
+    """
+    program = program_of(constructor, mesh, rules)
+    lowered = program.lowered()
+    require_same_program(lowered.as_text(), mesh)
+    return program.treedef.unflatten(lowered.compile()(program.constants))
+
+
+@dataclass(frozen=True)
+class InitProgram:
+    """The compiled program that computes the leaves of a new module."""
+
+    function: Callable[[list[Any]], list[Any]]  # from the constants to the leaves
+    constants: list[Any]  # that the constructor took from outside
+    shardings: list[NamedSharding]
+    treedef: Any
+
+    def lowered(self) -> Any:
+        """The program for the devices of its mesh, to be compiled."""
+        return jax.jit(self.function, out_shardings=self.shardings).lower(self.constants)
+
+
+def program_of(constructor: Callable[[], Any], mesh: Mesh, rules: object) -> InitProgram:
+    """Returns the program that `init` compiles."""
+    require_devices(mesh)
+    # A new function each time: jax caches traces by function, and two models of one constructor
+    # would get the same keys.
+    try:
+        traced, made = jax.make_jaxpr(lambda: constructor(), return_shape=True)()
+    except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError) as error:
+        raise ShardingError(
+            "The constructor looks at the values of arrays that it makes, and init traces it: "
+            "they are not known yet.",
+            got=str(error).splitlines()[0],
+            write="numpy for decisions by values, or pax.sharding.shard(constructor(), ...) for a "
+            "model that fits on one device",
+        ) from error
+    found = shardings_of_leaves(made, mesh, rules)
+    constants = list({id(x): x for x in jaxpr_constants(traced)}.values())
+    ids = [id(x) for x in constants]
+
+    def build(values: list[Any]) -> list[Any]:
+        return call_with_constants(traced, dict(zip(ids, values)), ())
+
+    return InitProgram(build, constants, found, tree_flatten(made)[1])
+
+
+# --- steps that preserve shardings ----------------------------------------------------
+
+
+F = Callable[..., Any]
+
+
+def keep(function: F, *trees: PyTree) -> F:
+    """Wraps a function so that its results keep the shardings of these trees.
+
+    The compiler chooses the shardings of results of a jitted function. It mostly keeps those of the
+    arguments, but it may split a small replicated array, and then the next call recompiles.
+
+    Args:
+        function: for example a training step, to be jitted.
+        *trees: placed modules, such as the model and the optimizer.
+
+    Returns:
+        A function whose results, also in containers, are constrained to the shardings of the tree
+        with the same structure.
+
+    Raises:
+        ShardingError: (a ValueError, when called) no result has one of these structures.
+
+    Example:
+        >>> import jax, optax, pax_export as pax
+        >>> mesh = pax.sharding.make_mesh(data=len(jax.devices()))
+        >>> net = pax.sharding.shard(pax.Linear(2, 3), mesh, pax.sharding.data_parallel())
+        >>> grow = jax.jit(pax.sharding.keep(lambda net: net.map(lambda x: 2 * x), net))
+        >>> grow(net).weight.sharding == net.weight.sharding
+        True
+    """
+    known = [
+        (tree_structure(tree), [getattr(leaf, "sharding", None) for leaf in tree_leaves(tree)])
+        for tree in trees
+    ]
+
+    def shardings_of(value: object) -> list[Any] | None:
+        structure = tree_structure(value)
+        return next((each for own, each in known if own == structure), None)
+
+    @functools.wraps(function)
+    def kept(*args: object, **kwargs: object) -> Any:
+        any_known = False
+
+        def constrained(value: object) -> Any:
+            nonlocal any_known
+            shardings = shardings_of(value)
+            if shardings is None:
+                return value
+            any_known = True
+            leaves, treedef = tree_flatten(value)
+            return treedef.unflatten([_constrain_leaf(*pair) for pair in zip(leaves, shardings)])
+
+        results = function(*args, **kwargs)
+        results = tree_map(constrained, results, is_leaf=lambda x: shardings_of(x) is not None)
+        if not any_known:
+            raise ShardingError(
+                "The function returns none of the trees whose shardings are to be preserved.",
+                got=f"results of structure {tree_structure(results)}"[:300],
+                write="keep(function, net, optimizer) with both as the function returns them: in "
+                "the same mode (train or eval), of the same classes",
+            )
+        return results
+
+    return kept
+
+
+def _constrain_leaf(leaf: object, sharding: object) -> Any:
+    if not isinstance(sharding, NamedSharding):
+        return leaf
+    return jax.lax.with_sharding_constraint(leaf, sharding)

@@ -11,11 +11,9 @@ from typing import Any
 from pax_export._files import bytes_text, html_text
 from pax_export._types import AnyMesh, PyTree
 from pax_export.core import Spec
-from pax_export.sharding._leaf_paths import leaf_paths
-from pax_export.sharding._leaf_shardings import LeafSharding, leaf_shardings
+from pax_export.sharding._leaf_shardings import LeafSharding, leaf_shardings, spec_text
 from pax_export.sharding._mesh import mesh_text, sizes_of
-from pax_export.sharding._rules import Rules, Sizes
-from pax_export.sharding._spec_errors import spec_text
+from pax_export.sharding._rules import Rules, Sizes, leaf_paths
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,7 @@ from pax_export._types import PyTree
 from pax_export.transforms._axes import MapOptions, inputs_of
 from pax_export.transforms._checks import check_function
 from pax_export.transforms._lift import LiftedCall, Strict, unbind
-from pax_export.transforms._scan import scan
-from pax_export.transforms._scan_body import ScanBody
+from pax_export.transforms._scan import ScanBody, scan
 
 
 def while_loop(

@@ -1,4 +1,4 @@
-"""scan: nnx's API, and PAX's scan over time."""
+"""scan: nnx's API, PAX's scan over time, and the body that all loops share."""
 
 from __future__ import annotations
 
@@ -8,16 +8,208 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.tree_util import tree_leaves, tree_map
+from jax.tree_util import tree_flatten, tree_leaves, tree_map, tree_structure
 
 from pax_export._check import checked_integer
-from pax_export._errors import InvalidArgumentError
+from pax_export._errors import InvalidArgumentError, StructureMismatchError
 from pax_export._types import PyTree
-from pax_export.core import is_node
-from pax_export.transforms._axes import MapOptions, inputs_of, mapped_size
-from pax_export.transforms._checks import check_function, checked_size
-from pax_export.transforms._lift import wrap_like
-from pax_export.transforms._scan_body import ScanBody
+from pax_export.core import is_node, structure_differences
+from pax_export.transforms._axes import (
+    MapOptions,
+    MappedArguments,
+    Target,
+    finish_result,
+    inputs_of,
+    mapped_size,
+    not_covered,
+    targets_of,
+)
+from pax_export.transforms._checks import (
+    check_arraylike,
+    check_function,
+    checked_size,
+    tree_differences,
+)
+from pax_export.transforms._lift import Result, as_pair, parts_of, wrap_like
+
+Leaves = dict[int, Any]  # by their numbers
+
+# The source of a leaf of the result: stacked by the loop, its last slice, the
+# last carry, the state after the last step, or the caller's own leaf.
+STACKED, LAST, CARRIED, THREADED, GIVEN = "stacked", "last", "carried", "threaded", "given"
+
+
+class ScanBody:
+    """One call of a looped function; leaves are sliced by axis, or threaded if a module's.
+
+    `place` is the number of the positional argument that is the carry.
+    """
+
+    result: Result | None = None  # None if the loop, without jit, had no step
+    targets: list[Target]
+    origins: list[tuple[str, int]]
+    handed_on: set[int]  # the modules of the carry that came back in their places
+
+    def __init__(self, inputs: MappedArguments, options: MapOptions, place: int, scan_output: bool):
+        self.inputs, self.options, self.scan_output = inputs, options, scan_output
+        self._name, call = options.transform, inputs.call
+        self._carry = call.parts_at(place)
+        self.carried = {n for part in self._carry for n in range(part.start, part.stop)}
+        self._init = call.treedef.unflatten(call.leaves)[0][place]
+        others = [slot for slot in inputs.slots if slot.number not in self.carried]
+        self.sliced = [slot for slot in others if slot.axis is not None]
+        self.threaded = [slot for slot in others if slot.root is not None and slot.axis is None]
+
+    def slices(self) -> Leaves:
+        """The sliced inputs, with the axis of steps first."""
+        return {s.number: jnp.moveaxis(jnp.asarray(s.value), s.axis or 0, 0) for s in self.sliced}
+
+    def start(self) -> tuple[Leaves, Leaves]:
+        """The initial carry."""
+        leaves = self.inputs.call.leaves
+        for slot in self.inputs.slots:
+            if slot.number in self.carried:
+                what = f"{self._name}: the carry must consist of arrays, numbers or modules."
+                check_arraylike(slot.value, what, slot.name, "the value in a closure of f")
+        carry = {number: _as_array(leaves[number]) for number in self.carried}
+        return carry, {slot.number: _as_array(slot.value) for slot in self.threaded}
+
+    def step(self, state: tuple[Leaves, Leaves], x: tuple[Leaves, Any]) -> tuple[tuple, list]:
+        """One step; jax traces this."""
+        (carry, threaded), (sliced, index) = state, x
+        for slot in self.threaded:
+            if slot.is_key and not slot.split:  # it is the same in every step
+                threaded[slot.number] = slot.value
+        with self.options.split.folded(index):
+            given = carry | threaded | sliced
+            self.result = result = self.inputs.call.inside(given, self._take)
+        after = tree_leaves(result.head)
+        self._check_carry(result.head)
+        self.handed_on = {
+            part.root
+            for part, returned in zip(self._carry, parts_of(result.head))
+            if part.is_module and returned.value is result.copies[part.root]
+        }
+        self.targets = targets_of(result, self.inputs, self.options)
+        self.origins = [
+            self._origin(self.targets[i], result.untouched[i], part.path[0].idx == 1, root)
+            for part, root in zip(result.parts, result.roots)
+            for i in range(part.start, part.stop)
+        ]
+        ys = [x for x, (kind, _) in zip(result.leaves, self.origins) if kind in (STACKED, LAST)]
+        return (dict(zip(carry, map(_as_array, after))), self._state_after(result)), ys
+
+    def _take(self, value: object) -> tuple[Any, Any]:
+        """The carry and the other results of the function."""
+        if not self.scan_output:
+            return value, None
+        return as_pair(
+            value,
+            f"{self._name}: the function must return a pair: the carry, and what to stack.",
+            write="return carry, y (or carry, None), or scan_output=False",
+        )
+
+    # --- from one step to the next --------------------------------------------------------
+
+    def _state_after(self, result: Result) -> Leaves:
+        """The state that is not sliced, for the next step."""
+        after: Leaves = {}
+        with_state = {slot.root for slot in self.threaded}
+        for part in self.inputs.call.parts:
+            if not part.is_module or part.root not in with_state:
+                continue
+            copy = result.copies[part.root]
+            if tree_structure(part.value) != tree_structure(copy):
+                raise StructureMismatchError(
+                    f"{self._name}: a module changed its structure, so the next step could not "
+                    "take it.",
+                    got="; ".join(structure_differences(part.value, copy)[:3]),
+                    write="a function that changes only arrays",
+                )
+            after |= dict(zip(range(part.start, part.stop), tree_leaves(copy)))
+        return {slot.number: _as_array(after[slot.number]) for slot in self.threaded}
+
+    def _check_carry(self, carry: PyTree) -> None:
+        lines = tree_differences(self._init, carry, "the carry", _fits_carry)
+        if lines:
+            raise StructureMismatchError(
+                f"{self._name}: the carry changed its structure, so the next step could not "
+                "take it.",
+                got="; ".join(lines[:3]),
+                write="a carry of the classes, shapes and dtypes of the one given",
+            )
+
+    # --- the result -----------------------------------------------------------------------
+
+    def _origin(
+        self, target: Target, untouched: int | None, is_final: bool, root: int | None
+    ) -> tuple[str, int]:
+        """Returns the source of a leaf of the result, and its number or axis there."""
+        source = target.source
+        if source is not None and source.number not in self.carried:
+            if source.axis is None:
+                return THREADED, source.number
+            given = untouched == source.number
+            return (GIVEN, source.number) if given else (STACKED, source.axis)
+        if source is not None and is_final:
+            if root in self.handed_on:
+                return CARRIED, source.number
+            return GIVEN, source.number
+        if target.axis is not None:
+            return STACKED, target.axis
+        if target.is_key or source is not None:
+            return LAST, 0
+        raise not_covered(target, self._name)
+
+    def collect_results(
+        self, carry: Leaves, threaded: Leaves, ys: list | None = None, last: int = -1
+    ) -> Any:
+        """The last carry, with the stacked outputs if there are any.
+
+        `last` is the index of the last step.
+        """
+        if self.result is None:
+            return self._init
+        stacked = iter(ys or ())
+        of_kind: Any = {CARRIED: carry, THREADED: threaded, GIVEN: self.inputs.call.leaves}
+        leaves: list[Any] = []
+        axes: list[int | None] = []
+        for kind, number in self.origins:
+            if kind in of_kind:
+                leaves.append(of_kind[kind][number])
+                axes.append(self.inputs.slots[number].axis if kind == GIVEN else None)
+            else:
+                y = next(stacked)
+                leaves.append(jnp.moveaxis(y, 0, number) if kind == STACKED else y[last])
+                axes.append(number if kind == STACKED else None)
+        y = finish_result(self.inputs, self.result, leaves, axes, self.options.axis_label)
+        tree = tree_structure(self.result.head).unflatten(list(carry.values()))
+        last_carry = self._carry_for_caller(tree)
+        return (last_carry, y) if self.scan_output else last_carry
+
+    def _carry_for_caller(self, tree: PyTree) -> Any:
+        """The last carry; a module that the caller has open is that object."""
+        call = self.inputs.call
+        items, treedef = tree_flatten(tree, is_leaf=is_node)
+        for i, part in enumerate(self._carry):
+            if part.is_module and part.root in self.handed_on and call.written[part.root]:
+                items[i] = call.roots[part.root]
+        return treedef.unflatten(items)
+
+
+def _as_array(value: object) -> Any:
+    return value if isinstance(value, jax.Array) else jnp.asarray(value)
+
+
+def _fits_carry(old: PyTree, new: PyTree) -> bool:
+    """Whether a leaf of the carry may follow another; jax adapts a Python number's dtype."""
+    if jnp.shape(old) != jnp.shape(new):
+        return False
+    old, new = _as_array(old), _as_array(new)
+    return old.dtype == new.dtype or old.weak_type or new.weak_type
+
+
+# --- scan: nnx's API, and PAX's scan over time ----------------------------------------
 
 
 def scan(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from pax_export.weights._dtypes import Description, describe_array, is_key
 from pax_export.weights._file import open_weights
 from pax_export.weights._leaves import LoadReport, compare_leaves, leaves_by_name, mismatch_error
+from pax_export.weights._metadata import Description, describe_array, is_key
 from pax_export.weights._save_load import (
     chosen_sharding,
     explain_absence,

@@ -7,6 +7,7 @@ import os
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,10 @@ from pax_export._errors import WeightsFileError
 from pax_export._files import directory, single_file
 from pax_export._files.overwrite_guard import Belongs, Recognize
 from pax_export._optional import require
-from pax_export.weights import _checksums
+from pax_export.weights import _metadata
 from pax_export.weights._binary_file import BinaryFile, damage_error, refuse_damaged
-from pax_export.weights._dtypes import Note, from_stored
-from pax_export.weights._header import KIND, NOTES, is_safetensors, read_header
+from pax_export.weights._leaves import RESERVED
+from pax_export.weights._metadata import NUMPY_NAMES, Description, Note, from_stored
 
 #: The checksum of an array is computed while the next one is read; that of a larger array than
 #: this, after which there may be none, chunk by chunk while it is still near the processor.
@@ -46,7 +47,7 @@ def write_weights(
 ) -> None:
     """Writes arrays to a file, replacing an existing one; raises WeightsFileError."""
     library = require("safetensors.numpy", "safetensors", "save_weights")
-    metadata = {**(extra or {}), _checksums.ENTRY: _checksums.checksums_text(arrays)}
+    metadata = {**(extra or {}), _metadata.ENTRY: _metadata.checksums_text(arrays)}
     if notes:
         metadata[NOTES] = json.dumps(notes)
     failed = require("safetensors", "safetensors", "save_weights").SafetensorError
@@ -60,7 +61,7 @@ def write_weights(
                 got=error,
                 write="python -m pip install --upgrade safetensors, if it does not know a dtype",
             ) from error
-        _checksums.seal_header(temporary)
+        _metadata.seal_header(temporary)
 
 
 @contextmanager
@@ -105,7 +106,7 @@ def _file_mode(target: Path, new: Path) -> int:
 def open_weights(path: Path) -> Iterator[WeightsFile]:
     """Context manager that opens a weights file; checksums are compared at the end."""
     library = require("safetensors", "safetensors", "load_weights")
-    with BinaryFile(path) as file, _checksums.Computed() as computed:
+    with BinaryFile(path) as file, _metadata.Computed() as computed:
         try:
             with library.safe_open(path, framework="numpy"):
                 pass  # it is a whole safetensors file
@@ -125,7 +126,7 @@ def open_weights(path: Path) -> Iterator[WeightsFile]:
 class WeightsFile:
     """An open weights file; `entries` maps names to contents, in the order of the file."""
 
-    def __init__(self, file: BinaryFile, computed: _checksums.Computed):
+    def __init__(self, file: BinaryFile, computed: _metadata.Computed):
         self._file, self._computed = file, computed
         self.entries, _, self._sums = read_header(file)
 
@@ -139,7 +140,7 @@ class WeightsFile:
 
     def _fill(self, name: str, content: np.ndarray, offset: int) -> None:
         """Reads the bytes of an array, and begins with its checksum."""
-        if name not in self._sums or not _checksums.fast or content.nbytes <= _LARGE:
+        if name not in self._sums or not _metadata.fast or content.nbytes <= _LARGE:
             self._file.fill(content, offset)
             if name in self._sums:
                 self._computed.add(name, content)
@@ -148,7 +149,7 @@ class WeightsFile:
         for begin in range(0, content.nbytes, _CHUNK):
             chunk = content[begin : begin + _CHUNK]
             self._file.fill(chunk, offset + begin)
-            number = _checksums.crc32(chunk, number)
+            number = _metadata.crc32(chunk, number)
         self._computed.put(name, number)
 
     def read_for_comparison(self, name: str) -> None:
@@ -182,3 +183,82 @@ def describe_file(file: BinaryFile) -> str:
     if begin[8:9] == b"{":
         return f"a safetensors header of {announced} bytes in a file of {file.size}"
     return f"a file of {file.size} bytes that begins with {begin!r}"
+
+
+# --- the header of a safetensors file: dtype, shape and offset of each array ----------
+
+
+KIND = "file of safetensors"
+#: The entry of the metadata that holds the notes, as JSON: name -> note.
+NOTES = "pax_export"
+#: safetensors reads no longer header.
+LARGEST_HEADER = 100_000_000
+
+
+@dataclass(frozen=True)
+class HeaderEntry:
+    """Offset, shape and dtype of one array of a file; `code` is the dtype in the file."""
+
+    code: str
+    shape: tuple[int, ...]
+    offset: int
+    note: Note | None
+
+    @property
+    def description(self) -> Description:
+        """The array that was saved; the note has its dtype and kind."""
+        name = NUMPY_NAMES.get(self.code, self.code)
+        if self.note is None:
+            return Description(self.shape, name)
+        if "key" in self.note:
+            return Description(self.shape[:-1], f"key<{self.note['key']}>")
+        complex_numbers = self.note["dtype"] == "complex128"  # as pairs
+        return Description(self.shape[:-1] if complex_numbers else self.shape, self.note["dtype"])
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The dtype of the bytes in the file."""
+        return np.dtype(NUMPY_NAMES[self.code])
+
+
+def read_header(
+    file: BinaryFile,
+) -> tuple[dict[str, HeaderEntry], dict[str, Any], dict[str, str]]:
+    """Returns the arrays of a file, the metadata, and the checksums of the arrays.
+
+    The checksum of the header is compared; `safetensors.safe_open` checks the rest.
+    """
+    begin = file.read(0, 8)
+    raw, where = file.read(8, int.from_bytes(begin, "little")), file.where
+    fields = json.loads(raw)
+    metadata = fields.pop(RESERVED, None) or {}  # safetensors allows null
+    sums = _metadata.read_checksums(begin + raw, metadata)
+    if sums is None:
+        raise damage_error(where, KIND, "a header that differs from its checksum")
+    notes = _read_notes(metadata, where)
+    arrays = {
+        name: HeaderEntry(each["dtype"], tuple(each["shape"]),
+                          len(begin) + len(raw) + each["data_offsets"][0], notes.get(name))
+        for name, each in fields.items()
+    }  # fmt: skip
+    return arrays, metadata, sums
+
+
+def _read_notes(metadata: dict[str, str], where: str) -> dict[str, Note]:
+    try:
+        notes = json.loads(metadata.get(NOTES, "{}"))
+        if all(note.keys() in ({"key"}, {"dtype"}) for note in notes.values()):
+            return notes
+    except (ValueError, AttributeError, RecursionError):
+        pass
+    raise WeightsFileError(
+        f"The metadata {NOTES!r} of this file were not written by pax_export.",
+        where=where,
+        got=metadata[NOTES][:200],
+        write="a file that pax_export.save_weights wrote, or one without this entry",
+    )
+
+
+def is_safetensors(begin: bytes) -> bool:
+    """Whether the first nine bytes of a file are those of this format."""
+    return begin[8:9] == b"{" and int.from_bytes(begin[:8], "little") <= LARGEST_HEADER

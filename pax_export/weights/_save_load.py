@@ -14,9 +14,9 @@ from pax_export._errors import InvalidArgumentTypeError, QuantizationError, Unsu
 from pax_export._files.path_argument import as_path
 from pax_export._jax import is_tracer
 from pax_export._types import PyTree
-from pax_export.weights._dtypes import Note, describe_array, is_key, to_stored
 from pax_export.weights._file import WeightsFile, open_weights, write_weights
 from pax_export.weights._leaves import LoadReport, compare_leaves, leaves_by_name, mismatch_error
+from pax_export.weights._metadata import Note, describe_array, is_key, to_stored
 
 T = TypeVar("T")
 

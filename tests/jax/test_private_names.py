@@ -21,12 +21,11 @@ UNPROMISED = {
     "_jax/_watched.py": {"jax.extend.source_info_util"},
     "_types.py": {"jax.extend.core"},
     "_jaxpr.py": {"jax.extend.source_info_util"},
-    "_quantized/_inputs.py": {"jax.interpreters.ad", "jax.interpreters.batching"},
     "_quantized/_operations.py": {"jax.interpreters.ad", "jax.interpreters.batching"},
-    "_quantized/_outputs.py": {"jax.interpreters.ad", "jax.interpreters.batching"},
-    "_quantized/_primitive.py": {
+    "_quantized/_rounding.py": {
         "jax.extend.core.Primitive",
         "jax.interpreters.ad",
+        "jax.interpreters.batching",
         "jax.interpreters.mlir",
     },
     "export/formats/stablehlo/exported.py": {"jax.extend.core.jaxpr_as_fun"},

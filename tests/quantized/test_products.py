@@ -12,7 +12,7 @@ import pytest
 import pax_export as pax
 from pax_export._jaxpr import jaxpr_primitives
 from pax_export._quantized import Form, QuantizedArray, packed, times, times_transposed, unpacked
-from pax_export._quantized._gpu_products import product_on_gpu
+from pax_export._quantized._integers import product_on_gpu
 from pax_export.export.portable.flatten import flattened
 from tests.closeness import assert_close
 

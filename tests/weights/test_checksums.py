@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 import pax_export as pax
-from pax_export.weights import _checksums, _file
+from pax_export.weights import _file, _metadata
 from tests.processes import printed
 from tests.refusals import refused
 
 needs_zlib_ng = pytest.mark.skipif(
-    not _checksums.fast, reason="zlib-ng is not installed, so zlib computes checksums"
+    not _metadata.fast, reason="zlib-ng is not installed, so zlib computes checksums"
 )
 
 
@@ -24,23 +24,23 @@ def test_checksums_are_those_of_zlib():
     for size in [*range(300), 1023, 4096, 65535, 1 << 17]:
         begin = draw.randrange(len(data) - size + 1)
         part, start = memoryview(data)[begin : begin + size], draw.getrandbits(32)
-        assert _checksums.crc32(part, start) == zlib.crc32(part, start)
-        assert _checksums.crc32(part, 0) == zlib.crc32(part)
+        assert _metadata.crc32(part, start) == zlib.crc32(part, start)
+        assert _metadata.crc32(part, 0) == zlib.crc32(part)
     numbers = np.arange(1000.0)
-    assert _checksums.crc32(numbers.view(np.uint8), 0) == zlib.crc32(numbers.tobytes())
+    assert _metadata.crc32(numbers.view(np.uint8), 0) == zlib.crc32(numbers.tobytes())
     number = 0
     for begin in range(0, len(data), 777):
-        number = _checksums.crc32(data[begin : begin + 777], number)
+        number = _metadata.crc32(data[begin : begin + 777], number)
     assert number == zlib.crc32(data)
 
 
 @pytest.mark.parametrize("fast", [True, False])
 def test_a_large_array_is_compared_chunk_by_chunk(fast, tmp_path, monkeypatch):
-    if fast and not _checksums.fast:
+    if fast and not _metadata.fast:
         pytest.skip("zlib computes checksums here")
     path, tree = tmp_path / "w.safetensors", {"a": jnp.arange(1000.0), "b": jnp.ones(3)}
     pax.save_weights(tree, path)
-    monkeypatch.setattr(_checksums, "fast", fast)
+    monkeypatch.setattr(_metadata, "fast", fast)
     monkeypatch.setattr(_file, "_LARGE", 100)
     monkeypatch.setattr(_file, "_CHUNK", 64)
     assert pax.load_weights(tree, path)["a"].tolist() == list(range(1000))
@@ -58,7 +58,7 @@ def test_both_ways_write_one_file(tmp_path):
         "import sys; sys.argv[2] == '1' and sys.modules.update(zlib_ng=None)\n"
         "import jax.numpy as jnp, pax_export as pax\n"
         "pax.save_weights({'a': jnp.arange(999.0)}, sys.argv[1])\n"
-        "from pax_export.weights import _checksums; print(_checksums.fast)"
+        "from pax_export.weights import _metadata; print(_metadata.fast)"
     )
     files = []
     for pure in ("0", "1"):

@@ -23,13 +23,13 @@ from pax_export.core.selections._filters import (
     require_names_among,
 )
 from pax_export.core.selections._finding import matcher
-from pax_export.core.selections._frozen_places import freeze_at
-from pax_export.core.selections._path_patterns import (
+from pax_export.core.selections._paths import (
+    Chosen,
     better_path,
     escape_step,
     lost_by_steps,
     path_pattern,
     with_several_steps,
 )
-from pax_export.core.selections._selectable import Chosen
 from pax_export.core.selections._selection import Selection
+from pax_export.core.selections._verbs import freeze_at

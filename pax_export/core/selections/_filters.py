@@ -14,17 +14,17 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import tree_flatten_with_path, tree_leaves, tree_map, tree_structure
 
-from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError, near_names
 from pax_export._types import PyTree
-from pax_export.core._near_names import near_names
 from pax_export.core._parameters import merge
 from pax_export.core._static import static_key
 from pax_export.core._tree import Node
-from pax_export.core.selections._path_patterns import better_path, path_pattern
-from pax_export.core.selections._selectable import (
+from pax_export.core.selections._paths import (
     Chosen,
     at_or_below,
+    better_path,
     dotted_path,
+    path_pattern,
     plain_key,
     value_at,
     values_of,

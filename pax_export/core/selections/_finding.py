@@ -19,12 +19,13 @@ from pax_export.core.selections._filters import (
     leaves_of,
     require_names,
 )
-from pax_export.core.selections._path_patterns import better_path, path_pattern
-from pax_export.core.selections._selectable import (
+from pax_export.core.selections._paths import (
     Chosen,
     Steps,
+    better_path,
     dotted_path,
     path_or_root,
+    path_pattern,
     places_in,
     places_of,
     value_at,

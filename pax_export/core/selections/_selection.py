@@ -13,15 +13,13 @@ from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._types import DTypeLike, PyTree
 from pax_export.core._check import describe_array
 from pax_export.core._edit import Change, edit_at, set_training
-from pax_export.core._numpy_copies import on_own_array
+from pax_export.core._mutable import on_own_array
 from pax_export.core._pure import require_module
 from pax_export.core._subclassing import verb
 from pax_export.core._traversal import apply_bottom_up
 from pax_export.core._tree import Node, is_array, is_node
 from pax_export.core.selections._finding import find, in_order, wants_path
-from pax_export.core.selections._frozen_places import freeze_at, unfreeze_at
-from pax_export.core.selections._initial import reinitialize
-from pax_export.core.selections._selectable import (
+from pax_export.core.selections._paths import (
     Chosen,
     Steps,
     at_or_below,
@@ -32,6 +30,7 @@ from pax_export.core.selections._selectable import (
     rest_of,
     value_at,
 )
+from pax_export.core.selections._verbs import freeze_at, reinitialize, unfreeze_at
 
 
 class Selection(Chosen):

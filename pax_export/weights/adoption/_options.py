@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
-from pax_export.core import is_at, near_names, path_pattern
+from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError, near_names
+from pax_export.core import is_at, path_pattern
 from pax_export.weights.adoption._flatten import AS_IT_IS, FIRST
 from pax_export.weights.adoption._groups import ORIGINS
 from pax_export.weights.adoption._name_parsing import paths_above

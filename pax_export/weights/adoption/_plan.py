@@ -11,7 +11,7 @@ from typing import Any
 
 from pax_export._types import PyTree
 from pax_export.core import Node, is_at
-from pax_export.weights._dtypes import is_inexact
+from pax_export.weights._metadata import is_inexact
 from pax_export.weights.adoption._assign import Component, Outcome, Pairs, assign_groups, find_ways
 from pax_export.weights.adoption._flatten import Told, with_flattened
 from pax_export.weights.adoption._groups import (

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from pax_export._errors import AdoptionError, AmbiguousWeightsError
-from pax_export.core import near_names
+from pax_export._errors import AdoptionError, AmbiguousWeightsError, near_names
 from pax_export.weights.adoption._array_transforms import Piece, Shape
 from pax_export.weights.adoption._flatten import SAYS, flattened_channels
 from pax_export.weights.adoption._groups import Group, is_fused
 from pax_export.weights.adoption._layers import Layer
-from pax_export.weights.adoption._layouts import Recipe
+from pax_export.weights.adoption._layouts import Recipe, explain_other_function
 from pax_export.weights.adoption._missing import is_stranger
 from pax_export.weights.adoption._name_parsing import BIAS, OF_CELL, RECURRENT, WEIGHT
 from pax_export.weights.adoption._name_parsing import split_words as words_of
 from pax_export.weights.adoption._plan import Hypothesis, Study
-from pax_export.weights.adoption._recurrent import explain_other_function
 from pax_export.weights.sources import Source
 
 _MOST = 40

@@ -19,9 +19,8 @@ from pax_export.weights.adoption._groups import (
     one_of_three,
     without_fused,
 )
-from pax_export.weights.adoption._layers import Layer, Leaf
+from pax_export.weights.adoption._layers import Layer, Leaf, insert_numbers, insert_numbers_in_name
 from pax_export.weights.adoption._name_parsing import BIAS, WEIGHT, name_of_words, split_words
-from pax_export.weights.adoption._stacks import insert_numbers, insert_numbers_in_name
 
 PARTS = ("query", "key", "value")
 _ALL = slice(None)

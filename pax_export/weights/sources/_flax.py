@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from pax_export.weights._dtypes import NUMPY_NAMES
-from pax_export.weights.sources._nested import flatten_containers
+from pax_export.weights._metadata import NUMPY_NAMES
+from pax_export.weights.sources._mapping import flatten_containers
 from pax_export.weights.sources._source import (
     Entry,
     InputFile,

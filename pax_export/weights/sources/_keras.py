@@ -24,11 +24,11 @@ from pax_export.weights.sources._source import (
     Index,
     InputFile,
     Source,
+    ZipArchive,
     find_tied,
     refuse_damaged,
     unsupported_dtype_error,
 )
-from pax_export.weights.sources._zip_archive import ZipArchive
 
 KIND = "file of Keras"
 _MAGIC = b"\x89HDF\r\n\x1a\n"

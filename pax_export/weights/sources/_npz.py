@@ -12,11 +12,11 @@ from pax_export.weights.sources._source import (
     Entry,
     InputFile,
     Source,
+    ZipArchive,
     check_shape,
     damage_error,
     refuse_damaged,
 )
-from pax_export.weights.sources._zip_archive import ZipArchive
 
 KIND = ".npz file"
 #: numpy reads no longer header.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pax_export._optional import require
-from pax_export.weights import _checksums
-from pax_export.weights._dtypes import NUMPY_NAMES, from_stored
-from pax_export.weights._header import KIND, HeaderEntry, is_safetensors, read_header
+from pax_export.weights import _metadata
+from pax_export.weights._file import KIND, HeaderEntry, is_safetensors, read_header
+from pax_export.weights._metadata import NUMPY_NAMES, from_stored
 from pax_export.weights.sources._source import (
     Entry,
     InputFile,
@@ -44,7 +44,7 @@ def _make_entry(file: InputFile, name: str, stored: HeaderEntry, checksum: str |
     entry = Entry.stored(
         file, where, KIND, stored.shape, stored.dtype, stored.offset,
         f"keys of {key}" if key else "",
-        None if checksum is None else lambda content: _checksums.checksum_of(content) == checksum,
+        None if checksum is None else lambda content: _metadata.checksum_of(content) == checksum,
     )  # fmt: skip
     if key or stored.note is None:
         return entry

@@ -9,12 +9,23 @@ from typing import Any
 import numpy as np
 
 from pax_export._errors import UnsupportedDtypeError
-from pax_export.weights.sources import _torch_names
-from pax_export.weights.sources._nested import flatten_containers
-from pax_export.weights.sources._pickle_machine import PickleMachine
-from pax_export.weights.sources._source import Entry, InputFile, Source, find_tied, refuse_damaged
-from pax_export.weights.sources._torch_names import PickledArray, Storage, TorchTensor
-from pax_export.weights.sources._zip_archive import ZipArchive
+from pax_export.weights.sources._mapping import flatten_containers
+from pax_export.weights.sources._pickles import (
+    PickledArray,
+    PickleMachine,
+    Storage,
+    TorchTensor,
+    known_global,
+    storage_of_id,
+)
+from pax_export.weights.sources._source import (
+    Entry,
+    InputFile,
+    Source,
+    ZipArchive,
+    find_tied,
+    refuse_damaged,
+)
 
 KIND = "file of PyTorch"
 _LEGACY = bytes.fromhex("80028a0a6cfc9c46f9206aa850192e")
@@ -70,7 +81,7 @@ def _make_source(
 
 
 def _load_pickle(where: str, archive: ZipArchive, member: str) -> Any:
-    machine = PickleMachine(where, _torch_names.known_global, _torch_names.storage_of_id)
+    machine = PickleMachine(where, known_global, storage_of_id)
     if archive.size(member) > _LARGEST_PICKLE:
         raise ValueError(f"{member!r} has {archive.size(member)} bytes")
     with archive.open(member) as content:
@@ -102,11 +113,11 @@ def _read_legacy(file: InputFile) -> Source:
     storages: dict[str, Storage] = {}
 
     def persistent(identity: Any) -> Storage:
-        found = _torch_names.storage_of_id(identity)
+        found = storage_of_id(identity)
         storages.setdefault(found.key, found)
         return found
 
-    machine = PickleMachine(file.where, _torch_names.known_global, persistent)
+    machine = PickleMachine(file.where, known_global, persistent)
     _, protocol, system, tree = (machine.load(stream) for _ in range(4))
     if protocol != 1001:
         raise ValueError(f"version {protocol!r:.50} of this format")

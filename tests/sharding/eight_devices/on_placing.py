@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 import pax_export as pax
 from pax_export import sharding
 from pax_export.errors import ShardingError
-from pax_export.sharding._init import program_of
+from pax_export.sharding._shard import program_of
 from tests.closeness import assert_close
 from tests.refusals import refused
 

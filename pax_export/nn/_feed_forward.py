@@ -1,4 +1,4 @@
-"""GatedDense and PlainDense: feed-forward blocks with and without a gate."""
+"""Feed-forward blocks: GatedDense and PlainDense, and DenseBlock of the Transformer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pax_export._check import checked_choice
 from pax_export._types import Array
 from pax_export.core import Module
 from pax_export.nn import _arguments as arg
-from pax_export.nn._initializers import Initializer, zeros
+from pax_export.nn._arguments import Initializer, variance_scaling, zeros
 from pax_export.nn._linear import Linear
 
 ACTIVATIONS: dict[str, Callable[[Any], jax.Array]] = {
@@ -108,3 +108,27 @@ class PlainDense(Module):
 
     def __call__(self, x: Array) -> jax.Array:
         return self.down(ACTIVATIONS[self.activation](self.up(x)))
+
+
+# --- the feed-forward block of a Transformer ------------------------------------------
+
+
+class DenseBlock(Module):
+    """Two dense layers with gelu between, four times as wide inside.
+
+    The initial weights have variance ``w_init_scale / fan_in``.
+    """
+
+    axes_of_layers: ClassVar = {
+        "fc1": {"in": "embed", "out": "mlp"},
+        "fc2": {"in": "mlp", "out": "embed"},
+    }
+
+    def __init__(self, dim: int, w_init_scale: float):
+        super().__init__()
+        w_init = variance_scaling(w_init_scale)
+        self.fc1 = Linear(dim, 4 * dim, w_init=w_init)
+        self.fc2 = Linear(4 * dim, dim, w_init=w_init)
+
+    def __call__(self, x: Array) -> jax.Array:
+        return self.fc2(jax.nn.gelu(self.fc1(x)))

@@ -1,19 +1,49 @@
-"""Rounding of the inputs of quantized products to 8 bits."""
+"""Primitives that round inputs and outputs of quantized products to 8 bits."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.interpreters import ad, batching
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
 
-from pax_export._quantized._primitive import is_zero, primitive
-from pax_export._types import Array
+from pax_export._types import Array, PyTree
 from pax_export.core import StateModule
+
+
+def primitive(name: str, plain: Callable[..., Any], **on_platforms: Callable[..., Any]) -> Any:
+    """A primitive with one result, lowered as a function of jax; as others where they are named."""
+    made = Primitive(name)
+
+    @made.def_abstract_eval
+    def result(*operands: Any, **told: Any) -> Any:
+        structs = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in operands]
+        (made,) = jax.make_jaxpr(functools.partial(plain, **told))(*structs).out_avals
+        return made
+
+    @functools.partial(jax.jit, static_argnames="told")
+    def run(*operands: Any, told: tuple[tuple[str, Any], ...]) -> Any:
+        return made.bind(*operands, **dict(told))
+
+    made.def_impl(lambda *operands, **told: run(*operands, told=tuple(told.items())))
+    mlir.register_lowering(made, mlir.lower_fun(plain, multiple_results=False))
+    for platform, function in on_platforms.items():
+        lowering = mlir.lower_fun(function, multiple_results=False)
+        mlir.register_lowering(made, lowering, platform=platform)
+    return made
+
+
+def is_zero(tangent: Any) -> bool:
+    return type(tangent) is ad.Zero
+
+
+# --- rounding of inputs ---------------------------------------------------------------
+
 
 _LOW, _HIGH = -128, 127
 _LEVELS = 255
@@ -127,3 +157,53 @@ def batched(of: Any, plain: Any) -> Any:
 for _each, _plain in ((_round_inputs, round_inputs), (_round_rows, round_rows)):
     ad.primitive_jvps[_each] = straight_through(_each)
     batching.primitive_batchers[_each] = batched(_each, _plain)
+
+
+# --- ranges of outputs ----------------------------------------------------------------
+
+
+class OutputRange(StateModule):
+    """The least and the largest output of each channel of a convolution.
+
+    jax computes with unrounded outputs.  ONNX and TFLite files round them to 8 bits where the next
+    operation is one of integers, after scales and shifts are folded.
+
+    Args:
+        low: float32 ``[channels]``.
+        high: float32 ``[channels]``.
+
+    Attributes:
+        low: as passed.
+        high: as passed.
+
+    Example:
+        >>> import jax.numpy as jnp, pax_export as pax
+        >>> x = jnp.ones((1, 4, 4, 3))
+        >>> small, _ = pax.quantize(pax.Conv2D(3, 8, 1), [x], activations="static")
+        >>> small.weight.outputs.low.shape
+        (8,)
+    """
+
+    def __init__(self, low: PyTree, high: PyTree):
+        super().__init__()
+        self.low = low
+        self.high = high
+
+    def bounded(self, y: Array, axis: int) -> jax.Array:
+        """Returns ``y``, annotated with its range; channels are along ``axis`` (negative)."""
+        return bound_outputs(y, jnp.asarray(self.low), jnp.asarray(self.high), axis)
+
+
+def bound_outputs(y: Array, low: PyTree, high: PyTree, axis: int | None = None) -> Any:
+    """Annotates an array with the range of each channel, or of all for None."""
+    return _bound_outputs.bind(y, low, high, axis=axis)
+
+
+def unbounded(y: Array, *_: Array, axis: int | None) -> Any:
+    """`OutputRange.bounded` in other operations of jax: nothing is computed."""
+    return y
+
+
+_bound_outputs = primitive("bound_outputs", unbounded)
+ad.primitive_jvps[_bound_outputs] = straight_through(_bound_outputs)
+batching.primitive_batchers[_bound_outputs] = batched(_bound_outputs, unbounded)
