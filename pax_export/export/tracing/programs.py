@@ -112,7 +112,22 @@ def trace_all(
             functools.partial(resolve_inputs, method.signature_of, method.skip, given, named)
         )
     resolved = _resolve_all(described, constraints)
-    return tuple(trace_one(model, *each) for each in zip(model.methods, resolved))
+    programs = []
+    for method, found, resolve in zip(model.methods, resolved, described):
+        try:
+            programs.append(trace_one(model, method, found))
+        except TypeError as error:
+            if type(given := resolve.args[2]) is dict:
+                error.add_note(_meaning_of_dict(given, found))
+            raise
+    return tuple(programs)
+
+
+def _meaning_of_dict(given: dict, found: Inputs) -> str:
+    if given.keys() <= found.arguments.keys():
+        return f"The inputs are arguments by name, {sorted(given)}; a dict as one: ({{...}},)."
+    (name,) = found.positional
+    return f"The inputs are one argument, the dict {name!r}; arguments by name: {{{name!r}: ...}}."
 
 
 def _resolve_all(

@@ -9,6 +9,7 @@ import keyword
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from tokenize import TokenError
 from typing import Any
 
 import jax
@@ -184,6 +185,8 @@ def resolve_inputs(
     args = inputs if type(inputs) is tuple else (inputs,)
     write = 'kwargs={"mask": spec("batch, length", "bool")}'
     named = {} if kwargs is None else as_named("kwargs", kwargs, _BY_NAME, write)
+    if type(inputs) is dict and (found := _by_name(function, skip, inputs)):
+        args, named = found[0], found[1] | named
     args, named = jax.tree_util.tree_map(_from_tensorflow, (args, named))
     positional = _parameter_names(function, skip, args, named)
     given, args, named = args, wrap_static(args, is_switch), wrap_static(named, is_fixed)
@@ -244,6 +247,31 @@ def constrained_names(constraint: str) -> tuple[str, ...]:
     """The dimensions that a constraint, which jax has read, is about."""
     sides = " + ".join(f"({side})" for side in re.split("[<>=]=?", constraint))
     return dimensions.names(sides)
+
+
+def _by_name(function: Callable, skip: int, inputs: dict) -> tuple[tuple, dict] | None:
+    """The arguments whose names are the keys of a dict; None if the dict is one argument."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())[skip:]
+    except (TypeError, ValueError):  # some built-in functions have none
+        return None
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    names = [each.name for each in parameters if each.kind in kinds]
+    known = [name for name in names if name in inputs]
+    if not known or (len(names) == 1 and len(inputs) > 1):
+        return None
+    if len(known) < len(inputs):
+        raise InvalidArgumentError(
+            "Some keys of the inputs are names of arguments, others are not.",
+            got=f"keys {sorted(map(str, inputs))} for the arguments {names}",
+            write="a dict whose keys are names of arguments, or a tuple, ({...},), if the dict "
+            "is one argument",
+        )
+    # By position as far as it goes: a number there is an input, in kwargs= a constant.
+    count = next((i for i, each in enumerate(parameters) if each.name not in inputs), len(names))
+    first = [each.name for each in parameters[:count] if each.kind is kinds[0]]
+    args = tuple(inputs[name] for name in first)
+    return args, {name: inputs[name] for name in known[len(first) :]}
 
 
 def _is_static_for(function: Any, skip: int, args: tuple, place: int) -> bool:
@@ -351,8 +379,10 @@ class _SymbolicScope:
             sizes = tuple(jax_export.symbolic_shape(text, scope=self.scope))
             if any(isinstance(size, int) and not 0 <= size < 2**63 for size in sizes):
                 raise ValueError("a size is negative, or has more than 63 bits")
+            for size in sizes:
+                dimensions.names(str(size))  # jax reads more than files can say
             return sizes
-        except ValueError as error:
+        except (ValueError, TokenError) as error:
             raise InvalidArgumentError(
                 f"A shape cannot be read: {first_line(error)}",
                 where=path,

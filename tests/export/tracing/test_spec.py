@@ -162,3 +162,52 @@ def test_what_is_left_of_constraints_is_checked_by_calls(tmp_path):
     assert model(np.ones(3, np.float32), np.ones(3, np.float32)).shape == (3,)
     with refused(InvalidArgumentError, got="[2], m = 2", write="m >= 3"):
         model(np.ones(2, np.float32), np.ones(2, np.float32))
+
+
+def call(params, text_x, y=None, *, z=None):
+    return text_x * 2 if y is None else text_x * y
+
+
+X = spec("batch, 2")
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ({"text_x": X}, ["text_x"]),
+        ({"y": spec(""), "text_x": X}, ["text_x", "y"]),
+        ({"y": 2.0, "text_x": X}, ["text_x", "y"]),  # a number is an input, as by position
+        ({"z": spec(""), "text_x": X}, ["text_x", "z"]),
+        (({"text_x": X},), ["text_x.text_x"]),
+        ({"a": X, "b": X}, ["text_x.a", "text_x.b"]),
+    ],
+)
+def test_a_dict_of_arguments_by_name(given, found):
+    assert names(resolved(call, given)) == found
+
+
+def test_a_dict_for_the_only_argument_of_a_function():
+    assert names(resolved(one, {"x": X, "b": X})) == ["x.b", "x.x"]
+
+
+def test_a_dict_of_some_arguments():
+    with refused(InvalidArgumentError, "Some keys of the inputs are names of arguments"):
+        resolved(call, {"text_x": X, "yy": X})
+    with refused(InvalidArgumentError, "missing a required argument: 'text_x'"):
+        resolved(call, {"y": X})
+
+
+@pytest.mark.parametrize(
+    ("function", "given", "note"),
+    [(call, {"text": X}, "{'text_x': ...}"), (lambda p, x: x["x"], {"x": X}, "({...},)")],
+)
+def test_an_error_of_the_other_reading_says_so(tmp_path, function, given, note):
+    with pytest.raises(TypeError) as caught:
+        to_onnx(({}, function), tmp_path / "net.onnx", given)
+    assert note in caught.value.__notes__[-1]
+
+
+@pytest.mark.parametrize("text", ["٣, 2", "(" * 500 + "a" + ")" * 500, "a^3000000, 2"])
+def test_sizes_are_bounded_before_jax_reads_them(text):
+    with refused(InvalidArgumentError, "A shape cannot be read"):
+        resolved(one, spec(text))

@@ -80,7 +80,7 @@ def to_saved_model(
             variables)`` of flax.linen; ``(transformed, params)`` of haiku.
         path: the directory to create.
         inputs: the inputs of the model: a `spec`, an array, a `jax.ShapeDtypeStruct`, or a pytree
-            of them.  A tuple is several positional arguments.
+            of them.  A tuple is several positional arguments, a dict arguments by name.
         trainable: make the parameters trainable variables, with gradients.  True means all that
             are not frozen; paths (``("head", "encoder.*.norm")``), a selection of
             ``net.at(...)``, a filter of `pax_export.transforms`, a function of name and array, or
