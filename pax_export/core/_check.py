@@ -349,9 +349,10 @@ def _parts(value: Any) -> Iterable[tuple[Any, Any]]:
         parts += value.items()
     elif isinstance(value, _CONTAINERS):
         parts += enumerate(value)
-    if callable(value) and isinstance(type(value).__call__, types.FunctionType):
-        parts.append(("__call__", type(value).__call__))
-    slots = [name for cls in type(value).__mro__ for name in getattr(cls, "__slots__", ())]
+    kind: Any = type(value)
+    if callable(value) and isinstance(kind.__call__, types.FunctionType):
+        parts.append(("__call__", kind.__call__))
+    slots = [name for cls in kind.__mro__ for name in getattr(cls, "__slots__", ())]
     parts += [(name, getattr(value, name, None)) for name in slots]
     return [*parts, *getattr(value, "__dict__", {}).items()]
 

@@ -155,7 +155,7 @@ def test_single_arrays_of_a_class_with_parameters_of_its_own():
     assert [roles[f"modules.0.{name}"] for name in ("a", "b", "child.weight", "child.bias")] == [
         "frozen", "state", "trainable", "frozen",
     ]  # fmt: skip
-    slotted = net[0].replace_method(parameters=lambda self: self.replace(a=held[0].b))
+    slotted = net[0].replace_method(parameters=lambda self: self.replace(b=empty))
     assert jax.tree_util.tree_leaves(pax.freeze_parameters(slotted).parameters()) == []
 
 
