@@ -32,7 +32,6 @@ from pax_export.export.pipeline.export_run import ExportRun, scratch_place
 from pax_export.export.pipeline.format_exporter import Contents, FormatExporter
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.exportable import Exportable
-from pax_export.export.tracing.owners import owner_of
 from pax_export.export.tracing.programs import Program
 from pax_export.export.tracing.source_lines import (
     Chain,
@@ -349,9 +348,6 @@ def name_modules(error: PaxError, exporter: FormatExporter, request: Request) ->
             labeled = dataclasses.replace(request, model=net)
             chains = _refused_again(error, exporter, labeled) or chains
         named = [(_module_text(chain, kinds), chain) for chain in chains]
-        if not any(name for name, _ in named):
-            programs = exporter.trace(request)[1]
-            named = [(_owner_text(chain, programs), chain) for chain in chains]
         error.where = join_places(
             ", ".join(filter(None, (n, source_text(chain)))) for n, chain in named
         )
@@ -374,7 +370,3 @@ def _module_text(chain: Chain, kinds: Mapping[str, str]) -> str:
     """Formats ``encoder.pool: Pool``; or another library's names of its modules."""
     path = module_path(chain)
     return ": ".join(filter(None, (path, kinds.get(path, ""))))
-
-
-def _owner_text(chain: Chain, programs: Sequence[Program]) -> str:
-    return next(filter(None, (owner_of(each.traced, chain) for each in programs)), "")

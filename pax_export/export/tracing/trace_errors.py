@@ -27,7 +27,6 @@ from pax_export.export import symbolic_numpy
 from pax_export.export.artifact import dimensions
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.exportable import layer_of
-from pax_export.export.tracing.owners import owner_name
 from pax_export.export.tracing.source_lines import is_users
 from pax_export.export.tracing.spec import Inputs
 from pax_export.export.tracing.traced import for_symbolic_sizes
@@ -63,15 +62,10 @@ def symbolic_errors(
         hide_frames(error)
         if type(error).__name__ == "TraceContextError":  # of flax.nnx
             raise _changed_from_inside(error) from error
-        guilty = [
-            name for name in inputs.dimensions if _is_failing(function, structs, inputs, {name})
-        ]
-        if not guilty and inputs.dimensions and not _is_failing(function, structs, inputs, set()):
-            guilty = list(inputs.dimensions)
-        if not guilty and type(error).__name__ == "InconclusiveDimensionOperation":
-            named = [name for name in inputs.dimensions if re.search(rf"\b{name}\b", str(error))]
-            guilty = named or list(inputs.dimensions)  # whatever the numbers above fail for
-        if not guilty and isinstance(error, OF_VALUES):
+        retrace = partial(_error_with, function, structs, inputs)
+        if inputs.dimensions and _is_of_sizes(error, inputs, retrace):
+            raise _of_sizes(error, inputs, retrace) from error
+        if isinstance(error, OF_VALUES):
             raise TracedValueError(
                 "The model looks at the value of an array, as a Python `if`, `while`, float() or "
                 f"numpy do, and an export is made without values: {first_line(error)}.",
@@ -79,22 +73,81 @@ def symbolic_errors(
                 write="jax.numpy.where or jax.lax.cond for `if`, jax.lax.while_loop for `while`, "
                 "jax.numpy for numpy",
             ) from error
-        if not guilty:
-            shapes = (f"{e.name}: {e.struct.dtype}{list(e.struct.shape)}" for e in inputs.flat)
-            error.add_note(f"The model was traced with the inputs {', '.join(shapes)}.")
-            raise
-        names, proposal = ", ".join(guilty), _Proposal(function, structs, inputs)
-        explained = SymbolicDimensionError(
-            f"The size of the dimension {names} must be known here: {first_line(error)}",
-            where=_place_of(error),
-            got=f"the symbolic dimension {names}",
-            write=f"{_as_symbolic(error)}{proposal.text(error, guilty)}a number instead of "
-            f"{guilty[0]!r} in its spec; or operations that support every size",
-        )
-        for note in getattr(error, "__notes__", ()):
-            if not note.startswith("-----"):  # jax's own, of frames that it hides
-                explained.add_note(note)
-        raise explained from error
+        shapes = (f"{e.name}: {e.struct.dtype}{list(e.struct.shape)}" for e in inputs.flat)
+        error.add_note(f"The model was traced with the inputs {', '.join(shapes)}.")
+        raise
+
+
+#: Returns the error of a trace with these constraints and sizes, None if there is none.
+Retrace = Callable[..., Exception | None]
+
+
+def _error_with(
+    function: Callable,
+    structs: Sequence[jax.ShapeDtypeStruct],
+    inputs: Inputs,
+    constraints: Sequence[str] = (),
+    sizes: Mapping[str, object] | None = None,
+) -> Exception | None:
+    try:
+        scope = jax.export.SymbolicScope((*inputs.constraints, *constraints))
+        given = [_resized(dtypes.stored(each), scope, sizes or {}) for each in structs]
+        with for_symbolic_sizes(given):
+            jax.eval_shape(function, given)
+    except Exception as error:  # of jax, or of the model
+        return error
+    return None
+
+
+def _resized(
+    struct: jax.ShapeDtypeStruct, scope: jax.export.SymbolicScope, sizes: Mapping[str, object]
+) -> jax.ShapeDtypeStruct:
+    """Returns a struct with its symbolic sizes in another scope, some of them replaced."""
+    texts = [
+        re.sub(r"[a-zA-Z_]\w*", lambda name: f"{sizes.get(name[0], name[0])}", str(size))
+        for size in struct.shape
+    ]
+    shape = jax.export.symbolic_shape(", ".join(texts), scope=scope)
+    return jax.ShapeDtypeStruct(shape, struct.dtype)
+
+
+def _is_of_sizes(error: Exception, inputs: Inputs, retrace: Retrace) -> bool:
+    return type(error).__name__ == "InconclusiveDimensionOperation" or any(
+        retrace(sizes=numbers) is None for numbers in _some_numbers(inputs)
+    )
+
+
+def _some_numbers(inputs: Inputs) -> Iterator[dict[str, int]]:
+    """Numbers for the dimensions that constraints allow: small ones, and multiples of many."""
+    for first, step in ((4, 2), (840, 840)):
+        numbers = {name: first + step * at for at, name in enumerate(inputs.dimensions)}
+        if all(dimensions.holds(text, numbers) for text in inputs.constraints):
+            yield numbers
+    if inputs.constraints:
+        shapes = [dtypes.shape_of(each.struct) for each in inputs.flat]
+        yield from dimensions.choose(shapes, inputs.constraints)
+
+
+def _of_sizes(error: Exception, inputs: Inputs, retrace: Retrace) -> SymbolicDimensionError:
+    named = _words(str(error), inputs) or list(inputs.dimensions)
+    proposed = _proposal(error, named, retrace)
+    guilty = _words(proposed, inputs) or named
+    names = ", ".join(guilty)
+    explained = SymbolicDimensionError(
+        f"The size of the dimension {names} must be known here: {first_line(error)}",
+        where=_place_of(error),
+        got=f"the symbolic dimension {names}",
+        write=f"{_as_symbolic(error)}{proposed}a number instead of "
+        f"{' or '.join(map(repr, guilty))} in its spec; or operations that support every size",
+    )
+    for note in getattr(error, "__notes__", ()):
+        if not note.startswith("-----"):  # jax's own, of frames that it hides
+            explained.add_note(note)
+    return explained
+
+
+def _words(text: str, inputs: Inputs) -> list[str]:
+    return [name for name in inputs.dimensions if re.search(rf"\b{name}\b", text)]
 
 
 #: Functions that have no derivative along a symbolic size, but have one in `symbolic_numpy`.
@@ -107,9 +160,7 @@ def _as_symbolic(error: Exception) -> str:
     if "valid indices" in str(error):
         return "jax.numpy.asarray(size) as the index; or "
     called = list(_called_functions(error))
-    if not called:
-        return ""
-    name = called[0]
+    name = called[0] if called else ""
     if name == "len" and "interpreted as an integer" in str(error):
         return "x.shape[0] for len(x); or "
     if name not in symbolic_numpy.__all__ and _DERIVED_THERE.search(name):
@@ -118,76 +169,48 @@ def _as_symbolic(error: Exception) -> str:
     return f"symbolic_numpy.{name} of pax_export.export; or " if found else ""
 
 
+def _called_functions(error: Exception) -> Iterator[str]:
+    """The names of the functions that the model was calling, from the innermost call."""
+    for each in reversed(traceback.extract_tb(error.__traceback__)):
+        if _is_of_model(each.filename) and each.lineno and each.colno is not None:
+            line = linecache.getline(each.filename, each.lineno).encode()[each.colno :].decode()
+            called = re.match(r"[\w.]*\.(?=\w)|", line)
+            yield re.match(r"\w*", line[called.end() if called else 0 :])[0]  # type: ignore[index]
+
+
 _ORDERED = re.compile(r"comparison '(.+?)' ([<>]=?) '(.+?)' is inconclusive")
 _EXTREME = re.compile(r"\b(?:min|max)\((-?\d+), ")
 _DIVIDED = re.compile(r"\b(?:floordiv|mod)\(.*?, (?:- )?(\d+)\b")
-#: The number of constraints that are tried together, and the number of traces for them.
-_DEEPEST, _MOST_TRIALS = 3, 12
+#: The number of constraints that are proposed together, and of traces to find each.
+_MOST, _TRIALS = 3, 4
 #: A bound of a size is looked for up to this one.
 _LARGEST = 2**20
 
 
-class _Proposal:
-    """Constraints on the sizes of the inputs, or a multiple instead of one, that let the trace be.
+def _proposal(error: Exception, names: Sequence[str], retrace: Retrace) -> str:
+    """Constraints, or a multiple of a size, with which the model was traced; "" if none helped."""
+    if found := _constraints(error, retrace):
+        return f"constraints=({' '.join(f'{each!r},' for each in found)}); or "
+    factor = math.lcm(*map(int, _DIVIDED.findall(str(error))))
+    for name in names if factor > 1 else ():
+        if retrace(sizes={name: f"{factor}*{name}"}) is None:
+            return f"'{factor}*{name}' in its spec; or "
+    return ""
 
-    Each is tried before it is proposed.
-    """
 
-    def __init__(self, function: Callable, structs: Sequence[Any], inputs: Inputs):
-        self._function, self._structs, self._inputs = function, structs, inputs
-        self._trials = _MOST_TRIALS
-
-    def text(self, error: Exception, names: Sequence[str]) -> str:
-        """Returns what to write, with "; or " after it; "" where nothing that was tried helps."""
-        found = self._constraints(error, ())
-        if found:
-            return f"constraints=({' '.join(f'{each!r},' for each in found)}); or "
-        factor = math.lcm(*map(int, _DIVIDED.findall(str(error))))
-        for name in names if factor > 1 else ():
-            multiple = f"{factor}*{name}"
-            if self._fails((), {name: multiple}) is None:
-                return f"{multiple!r} in its spec; or "
-        return ""
-
-    def _constraints(self, error: Exception, known: tuple[str, ...]) -> tuple[str, ...]:
-        """The constraints with which the model can be traced; none if none were found."""
-        if len(known) == _DEEPEST:
-            return ()
-        for each in _decisions(str(error)):
-            if each in known:
-                continue
-            other = self._fails((*known, each))
+def _constraints(error: Exception, retrace: Retrace) -> tuple[str, ...]:
+    known: tuple[str, ...] = ()
+    for _ in range(_MOST):
+        offered = itertools.islice(_decisions(str(error)), _TRIALS)
+        errors = {(*known, each): retrace((*known, each)) for each in offered if each not in known}
+        for tried, other in errors.items():
             if other is None:
-                return (*known, each)
-            found = () if str(other) == str(error) else self._constraints(other, (*known, each))
-            if found:
-                return found
-        return ()
-
-    def _fails(
-        self, constraints: tuple[str, ...], instead: Mapping[str, str] | None = None
-    ) -> Exception | None:
-        """Returns the error of a trace with these constraints, None if there is none."""
-        self._trials -= 1
-        if self._trials < 0:
-            return RecursionError("too many trials")
-        try:
-            scope = jax.export.SymbolicScope((*self._inputs.constraints, *constraints))
-            given = [_in_scope(dtypes.stored(each), scope, instead or {}) for each in self._structs]
-            with for_symbolic_sizes(given):
-                jax.eval_shape(self._function, given)
-        except Exception as error:  # of jax, or of the model
-            return error
-        return None
-
-
-def _in_scope(struct: Any, scope: Any, instead: Mapping[str, str]) -> Any:
-    """Returns a struct with its symbolic sizes in another scope, some of them replaced."""
-    texts = [str(size) for size in struct.shape]
-    for name, text in instead.items():
-        texts = [re.sub(rf"\b{name}\b", text, each) for each in texts]
-    shape = jax.export.symbolic_shape(", ".join(texts), scope=scope)
-    return jax.ShapeDtypeStruct(shape, struct.dtype)
+                return tried
+        further = ((tried, e) for tried, e in errors.items() if e and str(e) != str(error))
+        known, error = next(further, ((), error))  # at the next comparison
+        if not known:
+            break
+    return ()
 
 
 def _decisions(text: str) -> Iterator[str]:
@@ -229,77 +252,16 @@ def _balanced(text: str) -> str:
     return text
 
 
-def _called_functions(error: Exception) -> Iterator[str]:
-    """The functions of jax, or `len`, that the model was calling, from the innermost call."""
-    entries, traced = [], error.__traceback__
-    while traced is not None:
-        entries.append((traced.tb_frame, traced.tb_lasti))
-        traced = traced.tb_next
-    for frame, instruction in reversed(entries):
-        code = frame.f_code
-        if not _is_of_model(code.co_filename):
-            continue
-        positions = itertools.islice(code.co_positions(), max(instruction, 0) // 2, None)
-        line, _, column, _ = next(positions, (None,) * 4)
-        text = linecache.getline(code.co_filename, line or 0).encode()[column or 0 :].decode()
-        first, *rest = re.split(r"\.", re.match(r"[\w.]*", text)[0])  # type: ignore[index]
-        value = {**frame.f_builtins, **frame.f_globals, **frame.f_locals}.get(first)
-        for part in rest:
-            value = getattr(value, part, None)
-        if value is len or str(getattr(value, "__module__", "")).startswith("jax"):
-            yield getattr(value, "__name__", "")
-
-
 def _changed_from_inside(error: Exception) -> StateChangeError:
     """The advice for a net of flax.nnx that changes and that a function closes over."""
     return StateChangeError(
         "A call changes the state of a net that the function closes over, and the export "
         "would not.",
-        where=owner_name(_selves(error)) or None,
+        where=_place_of(error),
         got=first_line(error),
         write=f"{EVAL_MODE}the params as the first argument of the function: "
         "`graph, params = nnx.split(net)`, then `nnx.merge(graph, params)(x)` in the function",
     )
-
-
-def _is_failing(function: Callable, structs: Sequence[Any], inputs: Inputs, symbolic: set) -> bool:
-    """Whether the trace fails where only these dimensions are symbolic."""
-    if symbolic and _is_failing(function, structs, inputs, set()):
-        return False  # it fails for numbers, too: another mistake
-    return all(
-        _fails_with(function, structs, {k: v for k, v in numbers.items() if k not in symbolic})
-        for numbers in _some_numbers(structs, inputs)
-    )
-
-
-def _some_numbers(structs: Sequence[Any], inputs: Inputs) -> Iterator[dict[str, int]]:
-    """Numbers for the dimensions that constraints allow: small ones, and multiples of many."""
-    for first, step in ((4, 2), (840, 840)):
-        numbers = {name: first + step * at for at, name in enumerate(inputs.dimensions)}
-        if all(dimensions.holds(text, numbers) for text in inputs.constraints):
-            yield numbers
-    if inputs.constraints:
-        yield from dimensions.choose(list(map(dtypes.shape_of, structs)), inputs.constraints)
-
-
-def _fails_with(function: Callable, structs: Sequence[Any], numbers: dict[str, int]) -> bool:
-    try:
-        given = [_with_numbers(struct, numbers) for struct in structs]
-        with for_symbolic_sizes(given):
-            jax.eval_shape(function, given)
-    except Exception:  # of jax, or of the model
-        return True
-    return False
-
-
-def _with_numbers(struct: jax.ShapeDtypeStruct, numbers: dict[str, int]) -> jax.ShapeDtypeStruct:
-    struct = dtypes.stored(struct)
-    shape = [
-        dimensions.value(size, numbers) if set(dimensions.names(size)) <= set(numbers) else old
-        for old in struct.shape
-        for size in [old if isinstance(old, int) else str(old)]
-    ]
-    return jax.ShapeDtypeStruct(tuple(shape), struct.dtype)
 
 
 def leaves_read(error: Exception, count: int) -> set[int]:

@@ -1,6 +1,5 @@
 """What a format refuses is named with its module: of layers alike the right one, wherever it is."""
 
-import functools
 import pickle
 
 import jax
@@ -156,24 +155,10 @@ def test_a_gradient_that_is_refused_names_its_module(tmp_path):
     assert caught.value.where.startswith("modules.1: Lambda, ")
 
 
-def test_unknown_layers_are_named_by_their_attributes(tmp_path):
-    class Plain:
-        def __init__(self, function):
-            self.function = function
-
-        def run(self, x):
-            return self.function(x)
-
-    class Whole:
-        def __init__(self, function):
-            self.parts = {"tail": [Plain(jnp.tanh), Plain(function)]}
-
-        def __call__(self, x):
-            return functools.reduce(lambda y, part: part.run(y), self.parts["tail"], x)
-
-    whole = Whole(of_few_bits)
-    error = refusal("onnx", ({}, lambda _, x: whole(x)), tmp_path)
-    assert error.where.startswith("parts.tail.1: Plain, test_refused_modules.py:")
+def test_an_operation_outside_of_modules_is_named_by_its_line(tmp_path):
+    error = refusal("onnx", ({}, lambda _, x: of_few_bits(x)), tmp_path)
+    line = of_few_bits.__code__.co_firstlineno + 1
+    assert error.where.startswith(f"test_refused_modules.py:{line}")
 
 
 def test_names_do_not_change_the_artifact(tmp_path):
