@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from pax_export._check import checked_fraction
+from pax_export._errors import PaxWarning
 from pax_export._types import Array
 from pax_export.core import Declared, StateModule, next_rng_key
 from pax_export.nn._arguments import as_array, checked_key, repr_method
@@ -46,7 +48,22 @@ def _key_of_shard(key: jax.Array, x: jax.Array) -> jax.Array:
     """Another key for each shard of ``x`` in a `jax.shard_map` that gives all of them one key."""
     for axis in sorted(_varying_axes(x) - _varying_axes(key)):
         key = jax.random.fold_in(key, jax.lax.axis_index(axis))
+    for axis in jax.sharding.get_abstract_mesh().manual_axes:
+        if not _varying_axes(jax.lax.axis_index(axis)):
+            _warn_of_equal_masks(axis)
     return key
+
+
+def _warn_of_equal_masks(axis: str) -> None:
+    warning = PaxWarning(
+        "Shards with equal keys have equal dropout masks here, because jax does not tell shards "
+        "from copies.",
+        where="dropout",
+        got=f"the axis {axis!r} of jax.shard_map(check_vma=False), or of jax.pmap",
+        write="check_vma=True; or a key for each shard, "
+        f"jax.random.fold_in(key, jax.lax.axis_index({axis!r}))",
+    )
+    warnings.warn(warning, stacklevel=5)
 
 
 def _varying_axes(x: jax.Array) -> frozenset[str]:
@@ -56,7 +73,8 @@ def _varying_axes(x: jax.Array) -> frozenset[str]:
 class Dropout(StateModule):
     """Dropout in train mode, the identity in eval mode.
 
-    In `jax.shard_map`, shards of one input have masks of their own, unless ``check_vma=False``.
+    In `jax.shard_map`, shards of one input have masks of their own; with ``check_vma=False`` those
+    with equal keys have equal masks, and a warning says so.
 
     Args:
         dropout_rate: the probability of zero, from 0 to below 1.

@@ -11,7 +11,7 @@ import pytest
 import pax_export as pax
 from pax_export import opax, sharding
 from pax_export import transforms as T
-from pax_export.errors import ShardingError
+from pax_export.errors import PaxWarning, ShardingError
 from tests.closeness import assert_close
 
 BOTH = sharding.tensor_parallel() & sharding.fully_sharded(min_size=64)
@@ -120,3 +120,11 @@ def test_shards_drop_other_elements(key):
         new, y = run(layer, x)
         assert not (y[:4] == y[4:]).all() and not (y[:, :16] == y[:, 16:]).all()
         assert (new.rng_key == (layer % x)[0].rng_key).all()  # and the key is of all shards
+    with pytest.warns(PaxWarning, match="equal dropout masks"):
+        jax.shard_map(
+            call,
+            mesh=mesh,
+            in_specs=(spec(), sharded),
+            out_specs=(spec(), sharded),
+            check_vma=False,
+        )(layer, x)
