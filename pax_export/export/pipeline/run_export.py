@@ -155,7 +155,10 @@ class _Export:
                         shutil.rmtree(each) if each.is_dir() else each.unlink()
             report = self._make_report(contents, place, written, errors)
             if run.calls and report.validated is None:
-                write = "examples=, or specs with other sizes"
+                write = (
+                    "examples=, or specs with other sizes, outside of jax.set_mesh (a program for "
+                    "several devices is not called)"
+                )
                 warnings.warn(_not_validated(self.request, _NO_CALL, write), stacklevel=4)
             run.write_card(report, place)
             contents.write_report(report, place, written)

@@ -24,9 +24,12 @@ def refuse_explicit(
     function: Callable[[list[Any]], list[Any]],
     structs: Sequence[jax.ShapeDtypeStruct],
     arrays: Sequence[Any],
-    program: TracedProgram,
+    program: TracedProgram | None,
 ) -> None:
-    """Raises if a function of sharded arrays is another program than one without shardings."""
+    """Raises if a function of sharded arrays is another program than one without shardings.
+
+    There is no program, if jax refuses the function without them.
+    """
     explicit = [_explicit_sharding(each) for each in arrays]
     if not any(explicit):
         return
@@ -40,7 +43,7 @@ def refuse_explicit(
         other = jax.make_jaxpr(lambda operands: function(operands))(sharded)
     except Exception:  # what jax refuses of sharded arrays, it computes of others
         return
-    if _describe(program) != _describe(other):
+    if program is None or _describe(program) != _describe(other):
         raise UnsupportedOperationError(
             "The model computes by the shardings of its arrays on a mesh with Explicit axes, "
             "without which an export is traced.",

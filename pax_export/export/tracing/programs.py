@@ -182,8 +182,9 @@ def trace_one(model: Exportable, method: ModelMethod, inputs: Inputs) -> Program
         return [dtypes.store(value) for value in (*outputs, *(after[i] for i in changed))]
 
     _check_sizes(inputs)
+    stored = [dtypes.stored(struct) for struct in structs]
+    arrays = [*(each.value for each in model.leaves), *inputs.flat]
     with symbolic_errors(run, structs, inputs):
-        stored = [dtypes.stored(struct) for struct in structs]
         while True:
             try:  # jax keeps the trace of `run` itself
                 traced = trace(lambda operands: run(operands), stored)
@@ -193,15 +194,16 @@ def trace_one(model: Exportable, method: ModelMethod, inputs: Inputs) -> Program
                 if not read:
                     raise
                 held.update({place: _value_of(model.leaves[place]) for place in read})
+            except Exception:  # of the model; raised again
+                refuse_explicit(run, stored, arrays, None)
+                raise
         if not held.keys().isdisjoint(seen["changed"]):
             raise _changed_constant(model, held.keys() & seen["changed"])
         if (changed := seen["changed"]) and not method.trains:
             origins = passed_on(traced.whole)[-len(changed) :]
             seen["same"] = frozenset(i for i, origin in zip(changed, origins) if i == origin)
             traced = trace(lambda operands: run(operands), stored) if seen["same"] else traced
-    refuse_explicit(
-        run, stored, [*(each.value for each in model.leaves), *inputs.flat], traced.whole
-    )
+    refuse_explicit(run, stored, arrays, traced.whole)
     count = len(traced.results) - len(seen["changed"])
     tree = jax.tree_util.tree_unflatten(seen["tree"], range(count))
     paths = dotted_paths(tree, "output")
