@@ -10,7 +10,7 @@ from pax_export._wire.varint import encode_varint
 
 _VARINT, _BYTES = 0, 2
 #: Wire types of fields of fixed size, by their `struct` format.
-_FIXED = {"<I": 5}
+_FIXED = {"<I": 5, "<f": 5}
 
 
 class Schema:

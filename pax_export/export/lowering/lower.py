@@ -70,6 +70,8 @@ class Lowered:
     results: tuple[jax.ShapeDtypeStruct, ...]  # as stored outside of jax
     platforms: tuple[str, ...]
     neutral: bool = False  # lowered with rules for all platforms
+    #: The program for a writer of TensorFlow's operations, instead of StableHLO.
+    graph: Any = None
 
     @property
     def oldest_tensorflow(self) -> compatibility.Version:

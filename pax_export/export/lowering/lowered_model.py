@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,6 +33,9 @@ from pax_export.export.tracing.programs import Program, check_updates
 from pax_export.export.tracing.spec import Inputs
 from pax_export.export.tracing.trace_errors import line_of_model
 from pax_export.export.tracing.traced import Traced, trace, vjp
+
+#: Lowers a traced program, or its first results, for platforms; see `lower_traced`.
+Lower = Callable[..., Lowered]
 
 
 @dataclass(frozen=True)
@@ -104,11 +107,13 @@ def lower_model(
     vjp_order: int | None = None,
     defer: bool = False,
     initialize: bool = False,
+    lower: Lower = lower_traced,
 ) -> LoweredModel:
     """Lowers all programs, with their gradients, and lays out the variables.
 
     With `defer`, leaves on several devices or on disk stay there until they are read.  With
     `initialize`, numbers of quantized weights are variables, computed when an export is loaded.
+    `lower` lowers a traced program.
     """
     order = vjp_orders(vjp_order, trainable)
     updates = [state == "update" or each.trains for each in programs]
@@ -131,9 +136,9 @@ def lower_model(
         dataclasses.replace(each, traced=each.traced.with_program(program)) if weights else each
         for each, (program, weights) in zip(programs, ahead)
     ]
-    modules = [_lower(each, platforms, update) for each, update in zip(written, updates)]
+    modules = [_lower(*each, platforms, lower) for each in zip(written, updates)]
     store = Store(model.leaves, changed, trainable, defer)
-    lowering = _Lowering(model, store, platforms, trainable)
+    lowering = _Lowering(model, store, platforms, trainable, lower)
     signatures = []
     for program, module, update, (_, weights) in zip(written, modules, updates, ahead):
         often = (0, 0) if program.trains else order
@@ -145,11 +150,11 @@ def lower_model(
             got=f"vjp_order={vjp_order}, and {_NOTHING}",
             write="vjp_order=0, or no vjp_order at all",
         )
-    initializer = _initializer(store, platforms) if store.computed else None
+    initializer = _initializer(store, platforms, lower) if store.computed else None
     return LoweredModel(tuple(programs), store, tuple(signatures), tuple(platforms), initializer)
 
 
-def _initializer(store: Store, platforms: Sequence[str]) -> Call:
+def _initializer(store: Store, platforms: Sequence[str], lower: Lower) -> Call:
     """Returns the program that computes quantized weights, in the order of their variables."""
     found = [store.variables[place].computed_from for place in store.computed]
     weights = [each for each in found if each is not None]
@@ -160,7 +165,7 @@ def _initializer(store: Store, platforms: Sequence[str]) -> Call:
         return [dequantized(*map(held.get, places), form=form) for places, form in weights]
 
     structs = [dtypes.stored(dtypes.struct_of(store.variables[at].value)) for at in read]
-    return Call(lower_traced(trace(numbers, structs, outlined=False), platforms), read, ())
+    return Call(lower(trace(numbers, structs, outlined=False), platforms), read, ())
 
 
 def lower_signature(
@@ -170,14 +175,14 @@ def lower_signature(
 
     The arrays that it closes over are added to the store.
     """
-    module = _lower(program, platforms, update=False)
+    module = _lower(program, False, platforms, lower_traced)
     order = vjp_orders(1 if trainable else 0, trainable)
     return _Lowering(model, store, platforms, trainable).signature(program, module, order)
 
 
-def _lower(program: Program, platforms: Sequence[str], update: bool) -> Lowered:
+def _lower(program: Program, update: bool, platforms: Sequence[str], lower: Lower) -> Lowered:
     count = None if update else len(program.output_names)
-    return lower_traced(program.traced, platforms, count, program.operand_names)
+    return lower(program.traced, platforms, count, program.operand_names)
 
 
 def signature_info(
@@ -254,6 +259,7 @@ class _Lowering:
     store: Store
     platforms: Sequence[str]
     trainable: bool
+    lower: Lower = lower_traced
 
     def signature(
         self,
@@ -329,7 +335,7 @@ class _Lowering:
         """Returns a gradient, or a description of the error if it is not required."""
         try:
             pullback = vjp(traced, wrt, of)
-            lowered = lower_traced(pullback, self.platforms, names=program.operand_names)
+            lowered = self.lower(pullback, self.platforms, names=program.operand_names)
         # jax, and any custom derivative, may raise any exception here: of an unknown
         # size, of a loop, of a shape.  The model itself has been traced and lowered by now.
         except Exception as error:  # the report has it

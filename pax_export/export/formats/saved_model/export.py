@@ -19,15 +19,17 @@ from pax_export.export.artifact.checking import write_sums
 from pax_export.export.artifact.formats import SAVED_MODEL
 from pax_export.export.artifact.report import Report, package_versions
 from pax_export.export.formats.saved_model import checkpoint, writer
+from pax_export.export.formats.saved_model.operations.program import lower_to_graph
 from pax_export.export.formats.saved_model.processing import Processors
 from pax_export.export.formats.saved_model.run import run as run_saved_model
 from pax_export.export.formats.tf_functions import tensorflow
-from pax_export.export.lowering.lower import CALLING_CONVENTION
+from pax_export.export.lowering.lower import CALLING_CONVENTION, lower_traced
 from pax_export.export.lowering.lowered_model import LoweredModel, lower_model, vjp_orders
 from pax_export.export.pipeline.arguments import (
     PLATFORMS,
     ExportOptions,
     Request,
+    check_choice,
     checked_platforms,
     takes_options,
 )
@@ -64,6 +66,7 @@ def to_saved_model(
     postprocess: object = None,
     preprocess_inputs: object = None,
     platforms: Sequence[str] = PLATFORMS,
+    operations: Literal["tensorflow", "xla"] | None = None,
     consumer: str | None = None,
     **options: Unpack[ExportOptions],
 ) -> Report:
@@ -102,6 +105,11 @@ def to_saved_model(
             text (``spec("batch", "string")``) and `tf.TensorSpec`.  Not needed for a
             `tf.function` with an ``input_signature``.
         platforms: the platforms to lower for.
+        operations: ``"xla"`` writes one operation that XLA compiles at each new shape;
+            ``tensorflow_model_server`` runs it if started with
+            ``--xla_cpu_compilation_enabled=true`` or ``--xla_gpu_compilation_enabled=true``.
+            ``"tensorflow"`` writes a graph of TensorFlow's own operations, which every TensorFlow
+            runs without XLA; raises if it lacks one of the model.  None is ``"xla"``.
         consumer: the oldest TensorFlow that must run it, e.g. ``"tensorflow>=2.17"``; raises if
             the model needs a newer one.  The export always supports the oldest possible one.
         **options: those of every writer, `ExportOptions`.
@@ -127,6 +135,7 @@ def to_saved_model(
 
     """
     platforms = checked_platforms(platforms)
+    check_choice("operations", operations, ("tensorflow", "xla", None))
     request = Request(model, path, inputs, **options)
     compatibility.parse_consumer(consumer)
     keys, several = request.keys, request.methods is not None
@@ -143,6 +152,7 @@ def to_saved_model(
         platforms=platforms,
         consumer=consumer,
         examples=request.calls(keys),
+        operations=operations,
     )
     return run_export(exporter, request)
 
@@ -161,6 +171,7 @@ class _SavedModelExporter(FormatExporter):
     platforms: tuple[str, ...]
     consumer: str | None
     examples: Mapping[str, Any]
+    operations: str | None = None
 
     def find(self, request: Request) -> None:
         if self.processes:
@@ -200,6 +211,7 @@ class _SavedModelExporter(FormatExporter):
             self.vjp_order,
             defer=True,
             initialize=not self.processes,
+            lower=lower_to_graph if self.operations == "tensorflow" else lower_traced,
         )
         lowered = self.around.around(lowered, request.constraints)
         for signature in lowered.signatures:

@@ -14,12 +14,14 @@ the loaded model again.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from pax_export.export.artifact.dtypes import is_inexact
+from pax_export.export.formats.saved_model.operations.program import write_graph
 from pax_export.export.formats.saved_model.proto import schemas
 from pax_export.export.formats.saved_model.proto.nodes import (
     ANY,
@@ -143,7 +145,15 @@ def _add_read(body: Body, operand: Operand, spec: Spec) -> str:
     return f"{operand.name}:value:0"
 
 
-def _run_module(body: Body, lowered: Lowered, given: list[str], dtypes: list[Dtype]) -> list[str]:
+def _run_module(
+    body: Body,
+    lowered: Lowered,
+    given: list[str],
+    dtypes: list[Dtype],
+    checked: Collection[str] = (),
+) -> list[str]:
+    if lowered.graph is not None:
+        return write_graph(body, lowered, given, checked)
     attributes = module_attributes(lowered, list(map(Spec.of, lowered.results)))
     body.node("call", "XlaCallModule", given, Tin=dtypes, **attributes)
     return [f"call:output:{place}" for place in range(len(lowered.results))]
@@ -247,7 +257,9 @@ class SignatureWriter:
         module = self._modules[order]
         given = [tensors[operand] for operand in module.operands]
         dtypes = [self._spec_of(operand).dtype for operand in module.operands]
-        results = _run_module(body, module.lowered, given, dtypes)
+        inputs = [tensors[each] for each in module.operands if each.kind == "input"]
+        checked = () if order else inputs
+        results = _run_module(body, module.lowered, given, dtypes, checked)
         if order + 1 == len(self._modules):
             return [self._last(body, order, place, name) for place, name in enumerate(results)]
         dtypes = [self._result_spec(order, place).dtype for place in module.of]

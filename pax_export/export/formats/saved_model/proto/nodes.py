@@ -19,6 +19,12 @@ class Dtype(int):
     """A dtype by its number."""
 
 
+class Function(str):
+    """A function of the library by its name."""
+
+    __slots__ = ()
+
+
 STRING, RESOURCE = Dtype(schemas.STRING), Dtype(schemas.RESOURCE)
 #: The shape of a tensor of unknown rank.
 ANY: Message = {"unknown_rank": True}
@@ -32,7 +38,22 @@ class Spec(NamedTuple):
     def of(cls, struct: Any) -> Spec:
         """Returns the spec of an array or struct; symbolic sizes are unknown."""
         sizes = [int(size) if isinstance(size, (int, np.integer)) else -1 for size in struct.shape]
-        return cls(Dtype(_NUMBERS[name_of(struct.dtype)]), shape(sizes))
+        return cls(dtype_number(struct.dtype), shape(sizes))
+
+    @classmethod
+    def unknown(cls, dtype: Any) -> Spec:
+        """Returns the spec of a tensor of any shape."""
+        return cls(dtype_number(dtype), ANY)
+
+
+#: The dtype of a list of tensors, which numpy has not.
+VARIANT = np.dtype("V1")
+
+
+def dtype_number(dtype: Any) -> Dtype:
+    if dtype == VARIANT:
+        return Dtype(schemas.VARIANT)
+    return Dtype(_NUMBERS[name_of(dtype)])
 
 
 def shape(sizes: Iterable[int]) -> Message:
@@ -49,7 +70,7 @@ def add_node(
     """Adds a node to those of a graph or of a function.
 
     Its inputs are tensors, then control inputs (``"^node"``). Its attributes are dtypes, shapes,
-    numbers and bytes, or lists of them.
+    numbers, bytes and functions, lists of them, or an array.
     """
     filled = {key: _encode_attribute(value) for key, value in attributes.items()}
     nodes.append({"name": name, "op": operation, "input": list(inputs), "attr": filled})
@@ -57,12 +78,25 @@ def add_node(
 
 
 def _encode_attribute(value: object) -> Message:
+    if isinstance(value, np.ndarray):
+        return {"tensor": {**_tensor_spec(value), "tensor_content": value.tobytes()}}
+    if isinstance(value, str) and not isinstance(value, Function):
+        return {"tensor": {"dtype": STRING, "tensor_shape": shape([]), "string_val": [value]}}
+    if isinstance(value, Function):
+        return {"func": {"name": str(value)}}
     if isinstance(value, list):
+        if value and isinstance(value[0], Function):
+            return {"list": {"func": [{"name": str(each)} for each in value]}}
         return {"list": {_FIELDS[type(value[0])]: value} if value else {}}
     return {_FIELDS[type(value)]: value}
 
 
-_FIELDS = {Dtype: "type", dict: "shape", bool: "b", int: "i", bytes: "s"}
+def _tensor_spec(value: np.ndarray) -> Message:
+    spec = Spec.of(value)
+    return {"dtype": spec.dtype, "tensor_shape": spec.shape}
+
+
+_FIELDS = {Dtype: "type", dict: "shape", bool: "b", int: "i", float: "f", bytes: "s"}
 
 
 def add_call(
@@ -86,8 +120,9 @@ class Body:
     A tensor is called by the name of an argument, or ``node:output:number``.
     """
 
-    def __init__(self, library: list[Message], name: str):
-        self._signature: Message = {"name": name, "is_stateful": True}
+    def __init__(self, library: list[Message], name: str, stateful: bool = True):
+        self.library, self.name = library, name
+        self._signature: Message = {"name": name, "is_stateful": stateful}
         self._signature |= {"input_arg": [], "output_arg": [], "control_output": []}
         self._nodes: list[Message] = []
         self._function: Message = {"signature": self._signature, "node_def": self._nodes}
@@ -106,6 +141,10 @@ class Body:
 
     def node(self, name: str, operation: str, inputs: Sequence[str], **attributes: object) -> None:
         add_node(self._nodes, name, operation, inputs, **attributes)
+
+    def extend(self, nodes: Iterable[Message]) -> None:
+        """Adds nodes that were written elsewhere."""
+        self._nodes.extend(nodes)
 
     def call(
         self, name: str, function: str, given: Mapping[str, Spec], results: Iterable[Spec]

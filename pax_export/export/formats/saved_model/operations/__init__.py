@@ -1,0 +1,1 @@
+"""Programs as graphs of TensorFlow's own operations, which every TensorFlow runs without XLA."""

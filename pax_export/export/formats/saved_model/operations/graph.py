@@ -1,0 +1,350 @@
+"""A builder of TensorFlow graphs: operators, constants, and functions of loops and branches."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+
+from pax_export.export.formats.saved_model.operations.operators import OPERATORS
+from pax_export.export.formats.saved_model.operations.sizes import GraphSizes
+from pax_export.export.formats.saved_model.proto.nodes import (
+    STRING,
+    VARIANT,
+    Body,
+    Message,
+    Spec,
+    add_node,
+    dtype_number,
+)
+from pax_export.export.portable import NotInTargetError, RuleTable
+from pax_export.export.portable.sizes import is_number as is_number
+from pax_export.export.portable.sizes import same_size as same_size
+
+#: The rules that write primitives as operators: functions ``rule(builder, *operands,
+#: **parameters)`` of `Tensor`s and of the parameters of the primitive; `builder.results` has the
+#: shapes and dtypes of the results. A rule returns its only result, or a list, and raises
+#: `NotInTargetError` for unsupported cases.
+RULES = RuleTable()
+rule = RULES.rule
+
+
+class Frame:
+    """A function that is being written: its nodes, and the tensors of outer functions it reads."""
+
+    def __init__(self, parent: Frame | None = None):
+        self.parent = parent
+        self.nodes: list[Message] = []
+        self.constants: dict[tuple, str] = {}
+        self.captured: dict[Tensor, str] = {}
+        self.arguments: list[Tensor] = []
+        self.results: list[Tensor] = []
+
+
+@dataclass(frozen=True, eq=False)
+class Tensor:
+    """An array of a graph.
+
+    Attributes:
+        name: its name in its function.
+        dtype: its dtype, the same in jax and in TensorFlow.
+        shape: its sizes in jax; None for a value in the middle of a rule.
+        frame: the function that it belongs to; None for a constant.
+        known: its value, if it is a literal.
+        thin: a smaller tensor that broadcasts to it, if there is one.
+    """
+
+    name: str
+    dtype: np.dtype
+    shape: Any = None
+    frame: Frame | None = field(default=None, repr=False)
+    known: np.ndarray | None = None
+    thin: Tensor | None = None
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+    @property
+    def is_float(self) -> bool:
+        return bool(jax.numpy.issubdtype(self.dtype, jax.numpy.floating))
+
+    @property
+    def is_half(self) -> bool:
+        return self.is_float and self.dtype.itemsize == 2
+
+
+class GraphBuilder:
+    """Writes the operators of one program; it is passed to the rules, which call it.
+
+    ``builder("AddV2", x, y)`` adds an operator and returns its result, or a list of several.
+    Operands are `Tensor`s, numpy arrays, which become constants, lists of sizes as int32, or lists
+    of tensors. Dtypes among attributes are found by the table of operators.
+    """
+
+    def __init__(self, library: list[Message], name: str, inline: Callable[..., Any]):
+        self.inline = inline
+        self.operation = ""  # what is being written
+        self.results: Sequence[Any] = ()  # its shapes and dtypes
+        self.frame = self._root = Frame()
+        self.sizes = GraphSizes(self._in_root)
+        self._library, self._name = library, name
+        self._reshaped: dict[Tensor, Tensor] = {}
+        self._count = 0
+
+    def __call__(self, operator: str, *operands: Any, **attributes: Any) -> Any:
+        form, names, found = OPERATORS[operator], [], dict[str, np.dtype]()
+        for kind, operand in zip(form.operands, operands, strict=True):
+            several = operand if kind.startswith("N*") else [operand]
+            given = [self.tensor(each) for each in several]
+            names += map(self._name_of, given)
+            if kind.startswith("N*"):
+                attributes["N"], kind = len(given), kind[2:]
+            if found.setdefault(kind, given[0].dtype) != given[-1].dtype:
+                raise NotInTargetError(f"with operands of {found[kind]} and {given[-1].dtype}")
+        for kind, dtype in found.items():
+            if kind not in _FIXED:
+                attributes[kind] = dtype
+        main = attributes.get(form.operands[-1 if form.operands[0] in _FIXED else 0])
+        self._check_kernel(operator, main)
+        count, results = 1, []
+        for _, kind in form.results:
+            count = attributes["num_split"] if kind.startswith("num_split*") else 1
+        node = self._add(operator, names, attributes)
+        for name, kind in form.results:
+            kind = kind.rpartition("*")[2]
+            dtype = VARIANT if kind == "variant" else np.dtype(attributes.get(kind, kind))
+            results += [self._made(f"{node}:{name}:{at}", dtype) for at in range(count)]
+        return (
+            results
+            if len(form.results) > 1 or count > 1 or "num_split" in attributes
+            else (results[0])
+        )
+
+    def _check_kernel(self, operator: str, dtype: Any) -> None:
+        computed = OPERATORS[operator].dtypes
+        if computed and dtype is not None and np.dtype(dtype).name not in computed:
+            raise NotInTargetError(f"TensorFlow has no kernel of {operator} for {dtype}")
+
+    def _add(self, operator: str, names: Sequence[str], attributes: dict[str, Any]) -> str:
+        self._count += 1
+        word = re.sub(r"[^\w.\-]", "_", self.operation) or "graph"
+        name = f"{word}/{operator}_{self._count}"
+        told = {
+            key: dtype_number(value) if isinstance(value, (np.dtype, type)) else value
+            for key, value in attributes.items()
+        }
+        add_node(self.frame.nodes, name, operator, names, **told)
+        return name
+
+    def add(
+        self, operator: str, operands: Sequence[Tensor], results: Sequence[Any], **attributes: Any
+    ) -> list[Tensor]:
+        """Adds an operator with one list of operands and one of results, such as a loop.
+
+        `results` are their shapes and dtypes. A list of dtypes is an attribute like others.
+        """
+        node = self._add(operator, list(map(self._name_of, operands)), attributes)
+        made = [self._made(f"{node}:output:{at}", x.dtype) for at, x in enumerate(results)]
+        return [x if of.shape is None else self.shaped(x, of.shape) for x, of in zip(made, results)]
+
+    def _made(self, name: str, dtype: Any) -> Tensor:
+        return Tensor(name, np.dtype(dtype), None, self.frame)
+
+    def tensor(self, value: Any) -> Tensor:
+        """A tensor, or a constant: of numpy, or sizes as int32."""
+        if isinstance(value, Tensor):
+            return value
+        array = np.asarray(value, np.int32) if isinstance(value, (int, list, tuple)) else value
+        return self.literal(array)
+
+    def literal(self, value: Any) -> Tensor:
+        dtype = np.dtype(jax.numpy.result_type(value))
+        array = np.asarray(value).astype(dtype)
+        return Tensor("", dtype, array.shape, None, array)
+
+    def like(self, value: Any, operand: Tensor) -> np.ndarray:
+        """A number of the dtype of an operand."""
+        return np.asarray(value, operand.dtype)
+
+    def cast(self, x: Tensor, dtype: Any) -> Tensor:
+        if x.dtype == np.dtype(dtype):
+            return x
+        if x.known is not None and x.frame is None:
+            return self.literal(x.known.astype(dtype))
+        made = self("Cast", x, DstT=np.dtype(dtype))
+        return dataclasses.replace(made, shape=x.shape)
+
+    def shaped(self, x: Tensor, shape: Sequence[Any]) -> Tensor:
+        """A tensor whose sizes are known in jax."""
+        return dataclasses.replace(x, shape=tuple(shape))
+
+    # Names in the current function.
+
+    def _name_of(self, tensor: Tensor) -> str:
+        if tensor.frame is None:
+            assert tensor.known is not None
+            return self._constant(tensor.known)
+        return self._in_frame(self.frame, tensor)
+
+    def _in_frame(self, frame: Frame, tensor: Tensor) -> str:
+        """The name of a tensor in a function, which takes those of outer ones as arguments."""
+        if tensor.frame is frame:
+            return tensor.name
+        assert frame.parent is not None
+        self._in_frame(frame.parent, tensor)
+        return frame.captured.setdefault(tensor, f"captured_{len(frame.captured)}")
+
+    def _constant(self, array: np.ndarray) -> str:
+        key = (array.dtype.name, array.shape, array.tobytes())
+        if key not in self.frame.constants:
+            told = {"dtype": array.dtype, "value": np.ascontiguousarray(array).reshape(array.shape)}
+            self.frame.constants[key] = f"{self._add('Const', [], told)}:output:0"
+        return self.frame.constants[key]
+
+    def _in_root(self, operator: str, *operands: Any, **attributes: Any) -> Any:
+        inside, self.frame = self.frame, self._root
+        try:
+            return self(operator, *operands, **attributes)
+        finally:
+            self.frame = inside
+
+    # Functions of loops and branches.
+
+    @contextmanager
+    def function(self, structs: Sequence[Any]) -> Iterator[Frame]:
+        """Operators written in the block belong to a function with these arguments."""
+        outside, self.frame = self.frame, Frame(self.frame)
+        self.frame.arguments = [
+            Tensor(f"argument_{at}", np.dtype(x.dtype), tuple(x.shape), self.frame)
+            for at, x in enumerate(structs)
+        ]
+        try:
+            yield self.frame
+        finally:
+            self.frame = outside
+
+    def library(self, *frames: Frame, passes: Sequence[Frame] = ()) -> tuple[list[str], Any]:
+        """Adds functions to the library; returns their names, and the tensors that all capture.
+
+        These are arguments after their own, in one order. Functions of `passes` return them, too.
+        """
+        ends = [self._names_in(frame, frame.results) for frame in frames]
+        captured = list(dict.fromkeys(each for frame in frames for each in frame.captured))
+        names = []
+        for frame, own in zip(frames, ends):
+            inside = [frame.captured.get(x, f"unused_{at}") for at, x in enumerate(captured)]
+            given = [dataclasses.replace(x, name=n, frame=frame) for n, x in zip(inside, captured)]
+            self._count += 1
+            names.append(f"{self._name}_{self._count}")
+            body = Body(self._library, names[-1], stateful=False)
+            for each in (*frame.arguments, *given):
+                body.argument(each.name, _spec_of(each))
+            body.extend(needed(frame.nodes, own))
+            results = [*zip(own, frame.results)]
+            results += zip(inside, given) if frame in passes else ()
+            for at, (end, each) in enumerate(results):
+                body.result(f"result_{at}", end, Spec.unknown(each.dtype))
+        return names, captured
+
+    def _names_in(self, frame: Frame, tensors: Sequence[Tensor]) -> list[str]:
+        outside, self.frame = self.frame, frame
+        try:
+            return list(map(self._name_of, tensors))
+        finally:
+            self.frame = outside
+
+    def finish(self, body: Body, results: Sequence[Tensor]) -> list[str]:
+        """Adds the nodes of the outermost function to a body; returns the names of results."""
+        ends = list(map(self._name_of, results))
+        body.extend(needed(self._root.nodes, ends))
+        return ends
+
+    # Checks of arguments.
+
+    def check_equal(self, text: str, one: Any, other: Any) -> str:
+        """Adds an operation that fails for different sizes; returns its name, for `after`."""
+        both = [self.tensor(each) for each in (one, other)]
+        same = self._name_of(self("Equal", *both))
+        said = f"{self._add('Const', [], {'dtype': STRING, 'value': text})}:output:0"
+        names = [same, said, *map(self._name_of, both)]
+        return self._add("Assert", names, {"T": [STRING, *(dtype_number(x.dtype) for x in both)]})
+
+    def after(self, checks: Sequence[str], x: Tensor) -> Tensor:
+        """A tensor that exists only if checks succeed."""
+        made = self("Identity", x)
+        self.frame.nodes[-1]["input"] += [f"^{each}" for each in checks]
+        return dataclasses.replace(made, shape=x.shape)
+
+    # Shapes.
+
+    def reshape(self, x: Tensor, shape: Sequence[Any]) -> Tensor:
+        x = self._reshaped.get(x, x)  # reshaped twice, it is once
+        if x.shape is not None and same_shape(x.shape, shape):
+            return x
+        symbolic = [size for size in shape if not is_number(size)]
+        if len(symbolic) == 1 and all(size for size in shape if is_number(size)):
+            made = self("Reshape", x, [size if is_number(size) else -1 for size in shape])
+        else:
+            made = self("Reshape", x, self.sizes.shape(shape))
+        made = self.shaped(made, shape)
+        self._reshaped[made] = x
+        return made
+
+    def transpose(self, x: Tensor, order: Sequence[int]) -> Tensor:
+        if list(order) == list(range(len(order))):
+            return x
+        made = self("Transpose", x, list(order))
+        return dataclasses.replace(made, shape=tuple(x.shape[axis] for axis in order))
+
+    def broadcast(self, x: Tensor, shape: Sequence[Any]) -> Tensor:
+        if x.shape is not None and same_shape(x.shape, shape):
+            return x
+        made = self("BroadcastTo", x, self.sizes.shape(shape))
+        return dataclasses.replace(made, shape=tuple(shape))
+
+    def spread(self, *operands: Tensor) -> list[Tensor]:
+        """Operands that broadcast together, unbroadcast where possible."""
+        axes = [_wide_axes(each.shape) for each in operands]
+        covered = set().union(*(at for each, at in zip(operands, axes) if each.thin is None))
+        found = []
+        for each, at in zip(operands, axes):
+            use_thin = each.thin is not None and at <= covered
+            found.append(each.thin if use_thin else each)
+            covered |= set() if use_thin else at
+        return found
+
+
+def _spec_of(tensor: Tensor) -> Spec:
+    if tensor.shape is None:
+        return Spec.unknown(tensor.dtype)
+    return Spec.of(jax.ShapeDtypeStruct(tensor.shape, tensor.dtype))
+
+
+#: Names of dtypes, which other operands of operators are not.
+_FIXED = frozenset({"bool", "int32", "int64", "uint8", "variant"})
+
+
+def needed(nodes: Sequence[Message], wanted: Sequence[str]) -> list[Message]:
+    """The nodes that these results need, in order."""
+    names, kept = {each.lstrip("^").split(":")[0] for each in wanted}, []
+    for node in reversed(nodes):
+        if node["name"] in names:
+            kept.append(node)
+            names.update(each.lstrip("^").split(":")[0] for each in node["input"])
+    return kept[::-1]
+
+
+def same_shape(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    return len(one) == len(other) and all(map(same_size, one, other))
+
+
+def _wide_axes(shape: Sequence[Any]) -> set[int]:
+    """The axes that are not 1, counted from the last one."""
+    return {axis for axis, size in enumerate(reversed(shape)) if not same_size(size, 1)}

@@ -1,0 +1,200 @@
+"""Elementwise arithmetic, comparisons, selection and bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from pax_export.export.formats.saved_model.operations.graph import (
+    GraphBuilder,
+    Tensor,
+    is_number,
+    rule,
+    same_size,
+)
+from pax_export.export.portable.decompositions.control import is_choice
+from pax_export.export.portable.decompositions.elementary import to_even
+
+#: Primitives with an operator of the same meaning.
+_UNARY = {
+    "abs": "Abs", "neg": "Neg", "exp": "Exp", "log": "Log", "log1p": "Log1p", "expm1": "Expm1",
+    "sin": "Sin", "cos": "Cos", "tan": "Tan", "tanh": "Tanh", "sinh": "Sinh", "cosh": "Cosh",
+    "asin": "Asin", "acos": "Acos", "atan": "Atan", "asinh": "Asinh", "acosh": "Acosh",
+    "atanh": "Atanh", "sqrt": "Sqrt", "rsqrt": "Rsqrt", "logistic": "Sigmoid", "floor": "Floor",
+    "ceil": "Ceil", "erf": "Erf", "erfc": "Erfc", "is_finite": "IsFinite", "square": "Square",
+    "sign": "Sign", "stop_gradient": "StopGradient",
+}  # fmt: skip
+_WIDE = {
+    "erf_inv": "Erfinv", "lgamma": "Lgamma", "digamma": "Digamma", "bessel_i0e": "BesselI0e",
+    "bessel_i1e": "BesselI1e", "igamma": "Igamma", "igammac": "Igammac", "zeta": "Zeta",
+    "polygamma": "Polygamma", "regularized_incomplete_beta": "Betainc", "nextafter": "NextAfter",
+}  # fmt: skip
+_BINARY = {
+    "add": "AddV2", "add_any": "AddV2", "sub": "Sub", "mul": "Mul", "pow": "Pow",
+    "atan2": "Atan2", "lt": "Less", "le": "LessEqual", "gt": "Greater", "ge": "GreaterEqual",
+    "eq": "Equal", "ne": "NotEqual", "max": "Maximum", "min": "Minimum",
+}  # fmt: skip
+
+
+def _unary(operator: str) -> Callable:
+    return lambda builder, x, **_: builder(operator, x)
+
+
+def _in_float32(operator: str) -> Callable:
+    """For half precision without a kernel."""
+
+    def apply(builder: GraphBuilder, *operands: Tensor, **_: object) -> Tensor:
+        dtype = np.dtype(np.float32) if operands[0].is_half else operands[0].dtype
+        made = builder(operator, *(builder.cast(x, dtype) for x in builder.spread(*operands)))
+        return builder.cast(made, operands[0].dtype)
+
+    return apply
+
+
+for _name, _operator in _UNARY.items():
+    rule(_name)(_unary(_operator))
+for _name, _operator in _WIDE.items():
+    rule(_name)(_in_float32(_operator))
+rule("round", when=to_even)(_in_float32("Rint"))
+
+
+def _binary(operator: str) -> Callable:
+    def apply(builder: GraphBuilder, x: Tensor, y: Tensor, **_: object) -> Any:
+        return builder(operator, *builder.spread(x, y))
+
+    return apply
+
+
+for _name, _operator in _BINARY.items():
+    rule(_name)(_binary(_operator))
+
+
+@rule("add")
+def add(builder: GraphBuilder, x: Tensor, y: Tensor, **_: object) -> Tensor:
+    """With a vector over the last axis by the operator that TensorFlow fuses with products."""
+    for one, other in ((x, y), (y, x)):
+        bias = other if other.thin is None else other.thin
+        if one.rank > 1 and one.thin is None and bias.rank == one.rank:
+            *rest, size = bias.shape
+            if is_number(size) and size == one.shape[-1] > 1 and all(same_size(n, 1) for n in rest):
+                return builder("BiasAdd", one, builder.reshape(bias, [size]))
+    return builder("AddV2", *builder.spread(x, y))
+
+
+@rule("abs")
+def abs_(builder: GraphBuilder, x: Tensor) -> Tensor:
+    return x if x.dtype.kind == "u" else builder("Abs", x)
+
+
+@rule("neg")
+def neg(builder: GraphBuilder, x: Tensor) -> Tensor:
+    return builder("Sub", builder.like(0, x), x) if x.dtype.kind == "u" else builder("Neg", x)
+
+
+@rule("sign")
+def sign(builder: GraphBuilder, x: Tensor) -> Tensor:
+    if x.dtype.kind == "u":
+        return builder("Minimum", x, builder.like(1, x))
+    return builder("Sign", x)
+
+
+# --- quotients --------------------------------------------------------------
+
+
+@rule("div")
+def div(builder: GraphBuilder, x: Tensor, y: Tensor, **_: object) -> Tensor:
+    left, right = builder.spread(x, y)
+    if x.is_float:
+        return builder("RealDiv", left, right)
+    return _whole(builder, left, right, y)[0]
+
+
+@rule("rem")
+def rem(builder: GraphBuilder, x: Tensor, y: Tensor, **_: object) -> Tensor:
+    left, right = builder.spread(x, y)
+    if x.is_float:
+        wide = np.dtype(np.float32) if x.is_half else x.dtype
+        made = builder("TruncateMod", *(builder.cast(each, wide) for each in (left, right)))
+        return builder.cast(made, x.dtype)
+    quotient, by_zero = _whole(builder, left, right, y)
+    rest = builder("Sub", left, builder("Mul", quotient, right))
+    return rest if by_zero is None else builder("SelectV2", by_zero, left, rest)
+
+
+def _whole(builder: GraphBuilder, x: Tensor, y: Tensor, of: Tensor) -> tuple[Tensor, Any]:
+    """A quotient of whole numbers, and where it is by 0, which TensorFlow refuses."""
+    if of.known is not None and np.all(of.known != 0) and np.all(of.known != of.dtype.type(-1)):
+        return builder("TruncateDiv", x, y), None
+    minus, is_signed = np.array(-1).astype(of.dtype), of.dtype.kind == "i"
+    by_zero, safe = builder("Equal", y, builder.like(0, of)), y
+    by_minus = builder("Equal", y, minus) if is_signed else None
+    bad = builder("LogicalOr", by_zero, by_minus) if by_minus is not None else by_zero
+    safe = builder("SelectV2", bad, builder.like(1, of), y)
+    made = builder("TruncateDiv", x, safe)
+    if by_minus is not None:  # the processor has no quotient of the least number
+        made = builder("SelectV2", by_minus, builder("Neg", x), made)
+    return builder("SelectV2", by_zero, minus, made), by_zero
+
+
+# --- truth values and bits --------------------------------------------------
+
+
+def _logical(operator: str, of_truth: str) -> Callable:
+    def apply(builder: GraphBuilder, x: Tensor, y: Tensor) -> Tensor:
+        both = builder.spread(x, y)
+        return builder(of_truth if x.dtype == np.bool_ else operator, *both)
+
+    return apply
+
+
+rule("and")(_logical("BitwiseAnd", "LogicalAnd"))
+rule("or")(_logical("BitwiseOr", "LogicalOr"))
+rule("xor")(_logical("BitwiseXor", "NotEqual"))
+rule("not")(lambda builder, x: builder("LogicalNot" if x.dtype == np.bool_ else "Invert", x))
+
+
+@rule("select_n", when=is_choice)
+def select_n(builder: GraphBuilder, which: Tensor, *cases: Tensor) -> Tensor:
+    condition, no, yes = builder.spread(which, *cases)
+    return builder("SelectV2", condition, yes, no)
+
+
+def _shift(operator: str, signed: bool | None = None) -> Callable:
+    """Shifts bits; by all of them or more, which TensorFlow leaves open, none are left."""
+
+    def apply(builder: GraphBuilder, x: Tensor, y: Tensor) -> Tensor:
+        left, right = builder.spread(x, y)
+        bits = 8 * x.dtype.itemsize
+        own = x.dtype
+        kind = np.dtype(f"{'int' if signed else 'uint'}{bits}")
+        kind = own if signed is None else kind
+        inside = None
+        if y.known is None or not np.all((y.known >= 0) & (y.known < bits)):
+            last = builder.like(bits - 1, y)
+            inside = builder("LessEqual", right, last)
+            if y.dtype.kind == "i":
+                least = builder("GreaterEqual", right, builder.like(0, y))
+                inside = builder("LogicalAnd", inside, least)
+            right = builder("SelectV2", inside, right, last)
+        moved = [
+            each if kind == own else builder("Bitcast", each, type=kind) for each in (left, right)
+        ]
+        made = builder(operator, *moved)
+        made = made if kind == own else builder("Bitcast", made, type=own)
+        if inside is None or signed:
+            return made
+        return builder("SelectV2", inside, made, builder.like(0, x))
+
+    return apply
+
+
+rule("shift_left")(_shift("LeftShift"))
+rule("shift_right_logical")(_shift("RightShift", signed=False))
+rule("shift_right_arithmetic")(_shift("RightShift", signed=True))
+
+
+@rule("population_count")
+def population_count(builder: GraphBuilder, x: Tensor) -> Tensor:
+    return builder.cast(builder("PopulationCount", x), x.dtype)

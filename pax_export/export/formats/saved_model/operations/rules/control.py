@@ -1,0 +1,118 @@
+"""Loops and branches, as functions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from pax_export._jax import scan_operands
+from pax_export.export.formats.saved_model.operations.graph import GraphBuilder, Tensor, rule
+from pax_export.export.formats.saved_model.proto.nodes import VARIANT, Function, dtype_number
+from pax_export.export.portable.decompositions.control import is_of_one
+
+_INDEX = jax.ShapeDtypeStruct((), np.int32)
+
+
+class _Handle:
+    """A list of tensors."""
+
+    shape, dtype = (), VARIANT
+
+
+@rule("cond")
+def cond(
+    builder: GraphBuilder, which: Tensor, *operands: Tensor, branches: Sequence[Any], **_: object
+) -> list[Tensor]:
+    results = builder.results
+    if which.known is not None:
+        return builder.inline(branches[min(max(int(which.known), 0), len(branches) - 1)], operands)
+    which = builder.cast(which, np.int32)
+    which = builder("Maximum", which, 0)  # beyond the last, `Case` takes the last, too
+    frames = []
+    for branch in branches:
+        with builder.function([]) as frame:
+            frame.results = builder.inline(branch, operands)
+        frames.append(frame)
+    names, captured = builder.library(*frames)
+    told = {"Tin": _numbers(captured), "Tout": _numbers(results)}
+    told["branches"] = list(map(Function, names))
+    return builder.add("StatelessCase", [which, *captured], results, **told)
+
+
+@rule("while", when=is_of_one)
+def while_(
+    builder: GraphBuilder,
+    *operands: Tensor,
+    cond_jaxpr: object,
+    body_jaxpr: object,
+    cond_nconsts: int,
+    body_nconsts: int,
+    **_: object,
+) -> list[Tensor]:
+    of_cond, results = operands[:cond_nconsts], builder.results
+    of_body = operands[cond_nconsts : cond_nconsts + body_nconsts]
+    state = operands[cond_nconsts + body_nconsts :]
+    with builder.function(results) as going:
+        going.results = builder.inline(cond_jaxpr, [*of_cond, *going.arguments])
+    with builder.function(results) as turn:
+        turn.results = builder.inline(body_jaxpr, [*of_body, *turn.arguments])
+    return _loop(builder, state, results, going, turn)
+
+
+def _loop(
+    builder: GraphBuilder, state: Sequence[Any], results: Sequence[Any], going: Any, turn: Any
+) -> list[Tensor]:
+    names, captured = builder.library(going, turn, passes=[turn])
+    given = [*map(builder.tensor, state), *captured]
+    told = dict(zip(("cond", "body"), map(Function, names)))
+    ends = [*results, *given[len(results) :]]
+    made = builder.add("StatelessWhile", given, ends,
+                       T=_numbers(given), **told)  # fmt: skip
+    return made[: len(results)]
+
+
+@rule("scan")
+def scan(builder: GraphBuilder, *operands: Tensor, **told: Any) -> list[Tensor]:
+    """A loop over lists of tensors."""
+    (consts, state, rows), results = scan_operands(told, operands), builder.results
+    length, reverse, count = told["length"], told["reverse"], len(state)
+    size = builder.tensor(builder.sizes.scalar(length))
+    stacks = results[count:]
+    lists = [
+        builder("TensorListReserve", -1, size, element_dtype=np.dtype(each.dtype))
+        for each in stacks
+    ]
+    begun = [builder.tensor(0), *state, *lists]
+    structs = [_INDEX, *results[:count], *(_Handle for _ in stacks)]
+    with builder.function(structs) as going:
+        going.results = [builder("Less", going.arguments[0], size)]
+    with builder.function(structs) as turn:
+        index, *carried = turn.arguments
+        place = index
+        if reverse:
+            place = builder("Sub", builder("Sub", size, 1), index)
+        pieces = [builder.shaped(builder("GatherV2", row, place, 0), row.shape[1:]) for row in rows]
+        made = builder.inline(told["jaxpr"], [*consts, *carried[:count], *pieces])
+        stored = [
+            builder("TensorListSetItem", handle, place, each)
+            for handle, each in zip(carried[count:], made[count:])
+        ]
+        turn.results = [builder("AddV2", index, 1), *made[:count], *stored]
+    found = _loop(builder, begun, structs, going, turn)[1:]
+    stacked = [
+        builder(
+            "TensorListStack",
+            handle,
+            builder.sizes.shape(each.shape[1:]),
+            element_dtype=np.dtype(each.dtype),
+        )
+        for handle, each in zip(found[count:], stacks)
+    ]
+    return [*found[:count], *stacked]
+
+
+def _numbers(structs: Sequence[Any]) -> list[Any]:
+    return [dtype_number(each.dtype) for each in structs]

@@ -1,0 +1,79 @@
+"""Conversions between dtypes."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+
+from pax_export.export.formats.saved_model.operations.graph import GraphBuilder, Tensor, rule
+from pax_export.export.portable import NotInTargetError
+
+
+@rule("convert_element_type")
+def convert_element_type(builder: GraphBuilder, x: Tensor, *, new_dtype: Any, **_: object) -> Any:
+    dtype = np.dtype(new_dtype)
+    if dtype == x.dtype:
+        return x
+    if dtype.name in ("int4", "uint4", "int2", "uint2"):
+        raise NotInTargetError(f"to {dtype.name}")
+    if x.known is not None:
+        with np.errstate(all="ignore"):
+            return builder.literal(np.asarray(jax.numpy.asarray(x.known).astype(dtype)))
+    thin = None if x.thin is None else _converted(builder, x.thin, dtype)
+    if thin is None:
+        return _converted(builder, x, dtype)
+    return dataclasses.replace(builder.broadcast(thin, x.shape), thin=thin)
+
+
+def _converted(builder: GraphBuilder, x: Tensor, dtype: np.dtype) -> Tensor:
+    if dtype == np.bool_:
+        return builder("NotEqual", x, builder.like(0, x))
+    if x.is_float and jax.numpy.issubdtype(dtype, jax.numpy.integer):
+        return _whole(builder, x, dtype)
+    return builder.cast(x, dtype)
+
+
+def _whole(builder: GraphBuilder, x: Tensor, dtype: np.dtype) -> Tensor:
+    """Truncates, saturates, and converts NaN to 0, as jax does."""
+    shape = x.shape
+    x = builder.cast(x, np.float32) if x.is_half else x
+    limits = np.iinfo(dtype)
+    low, high = float(limits.min), float(limits.max)
+    nearest = x.dtype.type(high)
+    if float(nearest) > limits.max:  # rounded up
+        nearest = np.nextafter(nearest, x.dtype.type(0))
+    safe = builder("SelectV2", builder("IsNan", x), builder.like(0, x), x)
+    over = builder("Greater", safe, nearest)
+    safe = builder("Maximum", builder("Minimum", safe, np.asarray(nearest)), builder.like(low, x))
+    made = builder.cast(safe, dtype)
+    made = builder("SelectV2", over, np.asarray(limits.max, dtype), made)
+    return dataclasses.replace(made, shape=shape)
+
+
+@rule("bitcast_convert_type")
+def bitcast_convert_type(builder: GraphBuilder, x: Tensor, *, new_dtype: Any) -> Any:
+    dtype = np.dtype(new_dtype)
+    if np.bool_ in (x.dtype, dtype):
+        raise NotInTargetError(f"from {x.dtype.name} to {dtype.name}")
+    return x if dtype == x.dtype else builder("Bitcast", x, type=dtype)
+
+
+@rule("reduce_precision")
+def reduce_precision(
+    builder: GraphBuilder, x: Tensor, *, exponent_bits: int, mantissa_bits: int
+) -> Any:
+    info = jax.numpy.finfo(x.dtype)
+    if exponent_bits >= info.nexp and mantissa_bits >= info.nmant:
+        return x
+    if (exponent_bits, mantissa_bits) == (8, 7):
+        return builder.cast(builder.cast(x, jax.numpy.bfloat16), x.dtype)
+    if (exponent_bits, mantissa_bits) == (5, 10):
+        # Results below the smallest normal number are 0, as the operation specifies.
+        made = builder.cast(builder.cast(x, np.float16), x.dtype)
+        least = builder.like(np.finfo(np.float16).tiny, x)
+        small = builder("Less", builder("Abs", made), least)
+        return builder("SelectV2", small, builder("Mul", made, builder.like(0, x)), made)
+    raise NotInTargetError(f"to {exponent_bits} and {mantissa_bits} bits")

@@ -1,0 +1,140 @@
+"""Elements at positions: the normal forms of gathers, scatters and dynamic slices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pax_export.export.formats.saved_model.operations.graph import (
+    GraphBuilder,
+    Tensor,
+    rule,
+    same_size,
+)
+from pax_export.export.portable import NotInTargetError
+
+
+@rule("take")
+def take(builder: GraphBuilder, x: Tensor, places: Tensor, *, axis: int) -> Tensor:
+    return builder("GatherV2", x, places, np.array(axis, np.int32))
+
+
+@rule("take_along")
+def take_along(builder: GraphBuilder, x: Tensor, places: Tensor, *, axis: int) -> Tensor:
+    """By a batched gather, with the axis last."""
+    axis %= x.rank
+    order = [*(each for each in range(x.rank) if each != axis), axis]
+    given = [builder.transpose(each, order) for each in (x, places)]
+    last = np.array(x.rank - 1, np.int32)
+    made = builder("GatherV2", *given, last, batch_dims=x.rank - 1)
+    sizes = tuple(given[1].shape)
+    return builder.transpose(builder.shaped(made, sizes), [int(each) for each in np.argsort(order)])
+
+
+_SCATTERS = {"set": "Update", "add": "Add", "max": "Max", "min": "Min"}
+
+
+@rule("put")
+def put(
+    builder: GraphBuilder, x: Tensor, places: Tensor, rows: Tensor, *inside: Tensor, how: str
+) -> Tensor:
+    if how not in _SCATTERS:
+        raise NotInTargetError("by products")
+    if inside and (inside[0].known is None or not inside[0].known.all()):
+        # Rows outside go to one more row, which is cut off.
+        (size, width), end = x.shape, builder.sizes.scalar(x.shape[0])
+        places = builder("SelectV2", inside[0], places, end)
+        paddings = np.array([[0, 1], [0, 0]], np.int32)
+        x = builder("PadV2", x, paddings, builder.like(0, x))
+        made = builder(f"TensorScatter{_SCATTERS[how]}", x, _column(builder, places), rows)
+        cut = [builder.sizes.shape(each) for each in ([0, 0], [size, width], [1, 1])]
+        return builder("StridedSlice", made, *cut)
+    return builder(f"TensorScatter{_SCATTERS[how]}", x, _column(builder, places), rows)
+
+
+def _column(builder: GraphBuilder, places: Tensor) -> Tensor:
+    return builder("ExpandDims", places, 1)
+
+
+@rule("window")
+def window(builder: GraphBuilder, x: Tensor, *starts: Tensor, sizes: Sequence[Any]) -> Tensor:
+    begin = _starts(builder, starts)
+    if begin is None:
+        return x
+    return builder("Slice", x, begin, builder.sizes.shape(sizes))
+
+
+def _starts(builder: GraphBuilder, starts: Sequence[Tensor]) -> Any:
+    """The starts of a window as one array; None without axes."""
+    if not starts:
+        return None
+    if all(each.known is not None for each in starts):
+        return np.array([int(each.known) for each in starts if each.known is not None], np.int32)
+    return builder("Pack", [builder.cast(each, np.int32) for each in starts])
+
+
+@rule("put_window")
+def put_window(builder: GraphBuilder, x: Tensor, update: Tensor, *starts: Tensor) -> Tensor:
+    """Concatenates the parts before, in place of, and after the update, axis by axis."""
+    axes = [axis for axis in range(x.rank) if not same_size(x.shape[axis], update.shape[axis])]
+    return _replaced(builder, x, update, axes, starts)
+
+
+def _replaced(
+    builder: GraphBuilder, x: Tensor, update: Tensor, axes: Sequence[int], starts: Sequence[Tensor]
+) -> Tensor:
+    if not axes:
+        return update
+    axis, rank = axes[0], update.rank
+    begin = starts[axis]
+    end = builder("AddV2", begin, builder.sizes.scalar(update.shape[axis]))
+
+    def cut(start: Any, stop: Any) -> Tensor:
+        sides = ([0] * axis, [0] * (rank - axis - 1))
+        zero = builder.tensor(0)
+        ends = []
+        for side in (start, stop):
+            side = zero if side is None else side
+            ends.append(
+                builder(
+                    "Pack", [*map(builder.tensor, sides[0]), side, *map(builder.tensor, sides[1])]
+                )
+            )
+        others = sum(1 << each for each in range(rank) if each != axis)
+        masks = {
+            "begin_mask": others | (start is None) << axis,
+            "end_mask": others | (stop is None) << axis,
+        }
+        return builder("StridedSlice", x, *ends, [1] * rank, **masks)
+
+    within = _replaced(builder, cut(begin, end), update, axes[1:], starts) if axes[1:] else update
+    return builder("ConcatV2", [cut(None, begin), within, cut(end, None)], axis)
+
+
+@rule("rank")
+def rank(builder: GraphBuilder, x: Tensor, *, axis: int, count: Any, largest: bool) -> Tensor:
+    """By integers in the order of the numbers, because `TopKV2` has no order for NaN."""
+    axis %= x.rank
+    order = [*(each for each in range(x.rank) if each != axis), axis]
+    key = _ordered(builder, builder.transpose(x, order))
+    key = key if largest else builder("Invert", key)
+    _, places = builder("TopKV2", key, builder.sizes.scalar(count))
+    sizes = [*(x.shape[each] for each in order[:-1]), count]
+    back = [int(each) for each in np.argsort(order)]
+    return builder.transpose(builder.shaped(places, sizes), back)
+
+
+def _ordered(builder: GraphBuilder, x: Tensor) -> Tensor:
+    """Integers in the order of sorting: zeros are equal, and NaN is the largest number."""
+    if not x.is_float:
+        return x
+    x = builder.cast(x, np.float32) if x.is_half else x
+    kind = np.dtype(f"int{8 * x.dtype.itemsize}")
+    zero = builder.like(0, x)
+    bits = builder("Bitcast", builder("SelectV2", builder("Equal", x, zero), zero, x), type=kind)
+    most = np.array(np.iinfo(kind).max, kind)
+    negative = builder("Less", bits, np.array(0, kind))
+    found = builder("SelectV2", negative, builder("BitwiseXor", bits, most), bits)
+    return builder("SelectV2", builder("IsNan", x), most, found)

@@ -1,0 +1,30 @@
+"""Composites that TensorFlow has an operator for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pax_export.export.formats.saved_model.operations.graph import GraphBuilder, Tensor, rule
+
+
+@rule("clip")
+def clip(builder: GraphBuilder, x: Tensor, *, low: Any = None, high: Any = None) -> Tensor:
+    if low == 0 and high in (None, 6):
+        return builder("Relu" if high is None else "Relu6", x)
+    x = x if low is None else builder("Maximum", x, builder.like(low, x))
+    return x if high is None else builder("Minimum", x, builder.like(high, x))
+
+
+@rule("softmax")
+def softmax(builder: GraphBuilder, x: Tensor, *, axis: int) -> Tensor | None:
+    return builder("Softmax", x) if axis % x.rank == x.rank - 1 else None
+
+
+@rule("log_softmax")
+def log_softmax(builder: GraphBuilder, x: Tensor, *, axis: int) -> Tensor | None:
+    return builder("LogSoftmax", x) if axis % x.rank == x.rank - 1 else None
+
+
+@rule("silu")
+def silu(builder: GraphBuilder, x: Tensor) -> Tensor:
+    return builder("Mul", x, builder("Sigmoid", x))

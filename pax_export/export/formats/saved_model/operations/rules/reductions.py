@@ -1,0 +1,57 @@
+"""Reductions along axes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from pax_export.export.formats.saved_model.operations.graph import GraphBuilder, Tensor, rule
+from pax_export.export.portable.decompositions.reductions import of_truth_values
+
+Axes = Sequence[int]
+
+
+def reduced(
+    builder: GraphBuilder, operator: str, x: Tensor, axes: Axes, keep: bool = False
+) -> Tensor:
+    if not len(axes):
+        return x
+    return builder(operator, x, list(map(int, axes)), **({"keep_dims": True} if keep else {}))
+
+
+def _reduction(operator: str) -> Callable:
+    def apply(builder: GraphBuilder, x: Tensor, *, axes: Axes, **_: object) -> Tensor:
+        if not x.is_half or operator not in ("Sum", "Prod"):
+            return reduced(builder, operator, x, axes)
+        # As jax on CPUs: TensorFlow's sum of many small numbers stops at a power of two.
+        wide = reduced(builder, operator, builder.cast(x, np.float32), axes)
+        return builder.cast(wide, x.dtype)
+
+    return apply
+
+
+rule("reduce_sum")(_reduction("Sum"))
+rule("reduce_prod")(_reduction("Prod"))
+rule("reduce_or", when=of_truth_values)(_reduction("Any"))
+rule("reduce_and", when=of_truth_values)(_reduction("All"))
+
+
+def _has_extreme(equation: Any) -> bool:
+    return equation.invars[0].aval.dtype != np.bool_
+
+
+rule("reduce_max", when=_has_extreme)(_reduction("Max"))
+rule("reduce_min", when=_has_extreme)(_reduction("Min"))
+rule("extreme")(
+    lambda builder, x, *, axes, largest: reduced(builder, "Max" if largest else "Min", x, axes)
+)
+rule("mean")(lambda builder, x, *, axes, keepdims: reduced(builder, "Mean", x, axes, keepdims))
+
+
+@rule("cumsum")
+def cumsum(builder: GraphBuilder, x: Tensor, *, axis: int, reverse: bool) -> Tensor:
+    wide = builder.cast(x, np.float32) if x.is_half else x
+    made = builder("Cumsum", wide, np.array(axis, np.int32), reverse=bool(reverse))
+    return builder.cast(made, x.dtype)

@@ -1,0 +1,85 @@
+"""Arithmetic on symbolic sizes in a graph: a size is a number, or an int32 scalar of the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from pax_export.export.artifact import dimensions
+from pax_export.export.portable.sizes import is_number
+
+_OPERATORS = {
+    "add": "AddV2", "sub": "Sub", "mul": "Mul", "div": "FloorDiv", "floordiv": "FloorDiv",
+    "mod": "FloorMod", "max": "Maximum", "min": "Minimum",
+}  # fmt: skip
+
+
+class GraphSizes:
+    """The sizes of one graph; `node` adds an operator to the outermost function."""
+
+    def __init__(self, node: Callable[..., Any]):
+        self._node = node
+        self._variables: dict[str, Any] = {}
+        self._written: dict[str, Any] = {}
+
+    def learn(self, inputs: Iterable[tuple[Any, Sequence[Any]]]) -> list[tuple[Any, Any, str]]:
+        """Reads the variables from shapes of inputs; returns sizes, with what they have to be."""
+        sizes = [
+            (str(size), partial(self._size_of, tensor, axis))
+            for tensor, shape in inputs
+            for axis, size in enumerate(shape)
+            if not is_number(size)
+        ]
+        self._variables = dimensions.solve_each(sizes, self._calculated)
+        given = ((read(), self.of(text), text) for text, read in sizes)
+        return [each for each in given if each[0] is not each[1]]
+
+    def of(self, size: Any) -> Any:
+        """A size as a number, or as a scalar."""
+        if is_number(size):
+            return int(size)
+        text = str(size)
+        if text not in self._written:
+            self._written[text] = dimensions.evaluate_over(text, self._variables, self._calculated)
+        return self._written[text]
+
+    def scalar(self, size: Any) -> Any:
+        found = self.of(size)
+        return np.array(found, np.int32) if is_number(found) else found
+
+    def shape(self, sizes: Sequence[Any]) -> Any:
+        """Sizes as one int32 array: a constant, or a tensor."""
+        found = list(map(self.of, sizes))
+        if all(map(is_number, found)):
+            return np.array(found, np.int32).reshape(-1)
+        text = f"({', '.join(map(str, sizes))})"
+        return self._once(text, lambda: self._node("Pack", list(map(self.scalar, sizes))))
+
+    def arange(self, size: Any) -> Any:
+        """0, 1, 2... as int32."""
+        if is_number(size):
+            return np.arange(size, dtype=np.int32)
+        ends = np.array(0, np.int32), self.scalar(size), np.array(1, np.int32)
+        return self._once(f"range {size}", lambda: self._node("Range", *ends))
+
+    def _size_of(self, tensor: Any, axis: int) -> Any:
+        whole = self._once(f"shape {tensor.name}", lambda: self._node("Shape", tensor))
+        ends = [np.array([each], np.int32) for each in (axis, axis + 1, 1)]
+        read = lambda: self._node("StridedSlice", whole, *ends, shrink_axis_mask=1)  # noqa: E731
+        return self._once(f"shape {tensor.name} {axis}", read)
+
+    def _once(self, key: str, make: Callable[[], Any]) -> Any:
+        if key not in self._written:
+            self._written[key] = make()
+        return self._written[key]
+
+    def _calculated(self, operation: str, left: Any, right: Any) -> Any:
+        if isinstance(left, int) and isinstance(right, int):
+            return dimensions.NUMBERS[operation](left, right)
+        if operation == "neg":
+            operation, left = "sub", 0
+        both = (np.array(x, np.int32) if isinstance(x, int) else x for x in (left, right))
+        return self._node(_OPERATORS[operation], *both)

@@ -1,0 +1,122 @@
+"""SavedModels of TensorFlow's own operations, `operations="tensorflow"`."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pax_export as pax
+from pax_export.errors import InvalidArgumentError, UnsupportedOperationError
+from pax_export.export import spec, to_saved_model
+from pax_export.export.formats.saved_model.operations.operators import OPERATORS
+
+tf = pytest.importorskip("tensorflow")
+
+
+def _exported(function, path, *inputs, **options):
+    given = inputs if len(inputs) > 1 else inputs[0]
+    report = to_saved_model(function, path, given, operations="tensorflow", **options)
+    assert not report.left_out
+    return report
+
+
+def _operators(path):
+    """The names of all operators of a SavedModel."""
+    from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
+
+    graph = SavedModel.FromString((path / "saved_model.pb").read_bytes()).meta_graphs[0].graph_def
+    nodes = [*graph.node, *(node for each in graph.library.function for node in each.node_def)]
+    return {node.op for node in nodes}
+
+
+def test_operators_are_those_of_tensorflow():
+    from tensorflow.python.framework import op_def_registry
+
+    def dtype(argument):
+        fixed = tf.as_dtype(argument.type).name if argument.type else ""
+        kind = argument.type_attr or argument.type_list_attr or fixed
+        return f"{argument.number_attr}*{kind}" if argument.number_attr else kind
+
+    for name, operator in OPERATORS.items():
+        real = op_def_registry.get(name)
+        own = {each.name for each in real.attr}
+        assert [each.name for each in real.output_arg] == [each for each, _ in operator.results]
+        for kind, argument in zip(operator.operands, real.input_arg, strict=True):
+            # A dtype of the table may be fixed where TensorFlow has an attribute for it.
+            assert kind == dtype(argument) or (kind not in own and argument.type_attr), name
+
+
+def _conversions(x):
+    return [x.astype(t) for t in ("int32", "uint8", "int8", "uint32", "bfloat16", "bool")]
+
+
+def _integers(x, y):
+    return x // y, x % y, x << (y & 40), x >> y, jnp.sign(x), x.astype("uint8")
+
+
+def _pool(x):
+    return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "SAME")
+
+
+def _scan(x):
+    return jax.lax.scan(lambda total, row: (total + row, total * row), jnp.zeros(3), x)
+
+
+def _branches(x):
+    return jax.lax.cond(x.sum() > 0, lambda y: y + x, lambda y: y * 2, x)
+
+
+CASES = {
+    "integers": (_integers, ["b, 4", "b, 4"], "int32"),
+    "conversions": (_conversions, ["b, 4"], "float32"),
+    "products": (lambda x, y: (x @ y.T, x.T @ y), ["b, 3", "b, 3"], "float32"),
+    "pool": (_pool, ["b, h, w, 3"], "float32"),
+    "complex": (lambda x: jnp.fft.fft(x) * 1j, ["b, 8"], "complex64"),
+    "scan": (_scan, ["b, 3"], "float32"),
+    "branches": (_branches, ["b, 3"], "float32"),
+    "sorted": (lambda x: (jnp.sort(x), jnp.argsort(-x)), ["b, 8"], "float32"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_programs(name, tmp_path):
+    function, shapes, dtype = CASES[name]
+    report = _exported(function, tmp_path / "m", *(spec(each, dtype) for each in shapes))
+    assert not report.differs
+    assert "XlaCallModule" not in _operators(tmp_path / "m")
+
+
+def test_net(tmp_path):
+    net = pax.Sequential(
+        pax.Conv2D(3, 8, 3, stride=2), pax.BatchNorm2D(8), jax.nn.relu, lambda x: x.mean((1, 2)),
+        pax.Linear(8, 4), jax.nn.softmax,
+    )  # fmt: skip
+    report = _exported(net, tmp_path / "m", spec("b, 16, 16, 3"), trainable=True)
+    assert not report.differs
+    found = _operators(tmp_path / "m")
+    assert {"Conv2D", "MatMul", "BiasAdd", "Softmax", "Relu"} <= found
+    assert "XlaCallModule" not in found
+
+
+def test_sizes_that_do_not_fit_are_an_error(tmp_path):
+    _exported(lambda x, y: x + y, tmp_path / "m", spec("b, 3"), spec("b, 3"))
+    call = tf.saved_model.load(str(tmp_path / "m")).signatures["serving_default"]
+    with pytest.raises(tf.errors.InvalidArgumentError, match="a size is not b"):
+        call(x=tf.zeros((1, 3)), y=tf.zeros((2, 3)))
+
+
+def test_nan_in_pools(tmp_path):
+    _exported(_pool, tmp_path / "m", spec("b, h, w, 3"))
+    call = tf.saved_model.load(str(tmp_path / "m")).signatures["serving_default"]
+    x = np.ones((1, 4, 4, 3), np.float32)
+    x[0, 0, 0, 0] = np.nan
+    (found,) = call(tf.constant(x)).values()
+    np.testing.assert_array_equal(found, _pool(x))
+
+
+def test_refusals(tmp_path):
+    with pytest.raises(InvalidArgumentError, match="operations"):
+        to_saved_model(lambda x: x, tmp_path / "m", spec("3"), operations="tensorfow")
+    with pytest.raises(UnsupportedOperationError, match="eig"):
+        _exported(lambda x: jnp.linalg.eig(x)[0], tmp_path / "m", spec("3, 3"))
+    assert not (tmp_path / "m").exists()
