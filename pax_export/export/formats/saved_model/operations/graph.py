@@ -95,7 +95,7 @@ class GraphBuilder:
         self.frame = self._root = Frame()
         self.sizes = GraphSizes(self._in_root)
         self._library, self._name = library, name
-        self._reshaped: dict[Tensor, Tensor] = {}
+        self._reshaped: dict[tuple[Frame | None, str], Tensor] = {}
         self._count = 0
 
     def __call__(self, operator: str, *operands: Any, **attributes: Any) -> Any:
@@ -285,7 +285,7 @@ class GraphBuilder:
     # Shapes.
 
     def reshape(self, x: Tensor, shape: Sequence[Any]) -> Tensor:
-        x = self._reshaped.get(x, x)  # reshaped twice, it is once
+        x = self._reshaped.get((x.frame, x.name), x)  # reshaped twice, it is once
         if x.shape is not None and same_shape(x.shape, shape):
             return x
         symbolic = [size for size in shape if not is_number(size)]
@@ -294,7 +294,7 @@ class GraphBuilder:
         else:
             made = self("Reshape", x, self.sizes.shape(shape))
         made = self.shaped(made, shape)
-        self._reshaped[made] = x
+        self._reshaped[made.frame, made.name] = x
         return made
 
     def transpose(self, x: Tensor, order: Sequence[int]) -> Tensor:

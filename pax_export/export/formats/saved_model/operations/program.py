@@ -41,16 +41,6 @@ _WRITE = "the same in other operations of jax.numpy and jax.lax, or operations='
 _PASSES = PassOptions(fold=False, compute=False, keep=True, features_first=False)
 
 
-@dataclass(frozen=True)
-class Graph:
-    """A program whose weights are constants, and the operands of `Lowered.kept` that it takes."""
-
-    program: PortableProgram
-    structs: tuple[Any, ...]  # of the operands, as jax has them
-    results: tuple[Any, ...]
-    operands: tuple[int, ...]  # the kept operand of each variable of the program
-
-
 def lower_to_graph(
     traced: Traced,
     platforms: Sequence[str],
@@ -75,37 +65,44 @@ def lower_to_graph(
     kept_places = tuple(sorted(place for variable, place in at.items() if read[variable]))
     structs = (*traced.structs, *map(dtypes.struct_of, traced.constants))
     operands = tuple(at.get(variable, -1) for variable in program.jaxpr.invars)
-    graph = Graph(program, structs, results, operands)
+    graph = Graph(program, structs, results, kept_places, operands)
+    graph.write(Body([], "trial"), [f"operand_{place}" for place in kept_places])
     empty = Portable(b"", compatibility.TARGETS[0])
-    lowered = Lowered(empty, kept_places, traced.constants, results, tuple(platforms), graph=graph)
-    write_graph(Body([], "trial"), lowered, [f"operand_{place}" for place in kept_places])
-    return lowered
+    return Lowered(empty, kept_places, traced.constants, results, tuple(platforms), graph=graph)
 
 
-def write_graph(
-    body: Body, lowered: Lowered, tensors: Sequence[str], checked: Collection[str] = ()
-) -> list[str]:
-    """Adds the operations of a program to a function; returns the names of its results.
+@dataclass(frozen=True)
+class Graph:
+    """A program whose weights are constants, and the operands of a function that it takes."""
 
-    `tensors` are the names of the kept operands; the shapes of those `checked` are compared with
-    what the program takes.
-    """
-    try:
-        return _GraphWriter(body, lowered, dict(zip(lowered.kept, tensors)), checked).write()
-    except NotInTargetError as error:
-        raise UnsupportedOperationError(
-            f"TensorFlow cannot express {error}.", where=body.name, write=_WRITE
-        ) from error
-    except NotWrittenError as error:
-        raise refuse_operation("TensorFlow", error, "", _WRITE) from error
+    program: PortableProgram
+    structs: tuple[Any, ...]  # of all operands, as jax has them
+    results: tuple[Any, ...]
+    kept: tuple[int, ...]  # the operands that it reads
+    operands: tuple[int, ...]  # the operand of each variable of the program; -1 for a constant
+
+    def write(self, body: Body, tensors: Sequence[str], checked: Collection[str] = ()) -> list[str]:
+        """Adds the operations to a function; returns the names of its results.
+
+        `tensors` are the names of the kept operands; the shapes of those `checked` are compared
+        with what the program takes.
+        """
+        try:
+            return _GraphWriter(body, self, dict(zip(self.kept, tensors)), checked).write()
+        except NotInTargetError as error:
+            raise UnsupportedOperationError(
+                f"TensorFlow cannot express {error}.", where=body.name, write=_WRITE
+            ) from error
+        except NotWrittenError as error:
+            raise refuse_operation("TensorFlow", error, "", _WRITE) from error
 
 
 class _GraphWriter:
     def __init__(
-        self, body: Body, lowered: Lowered, names: Mapping[int, str], checked: Collection[str]
+        self, body: Body, graph: Graph, names: Mapping[int, str], checked: Collection[str]
     ):
         self._body, self._names, self._checked = body, names, checked
-        self._graph: Graph = lowered.graph
+        self._graph = graph
         self._converter = ProgramConverter(RULES, self._constant, self._by_rule, exact=False)
         self._builder = GraphBuilder(body.library, body.name, self._converter.convert)
 

@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pax_export.export.artifact.dtypes import is_inexact
-from pax_export.export.formats.saved_model.operations.program import write_graph
 from pax_export.export.formats.saved_model.proto import schemas
 from pax_export.export.formats.saved_model.proto.nodes import (
     ANY,
@@ -153,7 +152,7 @@ def _run_module(
     checked: Collection[str] = (),
 ) -> list[str]:
     if lowered.graph is not None:
-        return write_graph(body, lowered, given, checked)
+        return lowered.graph.write(body, given, checked)
     attributes = module_attributes(lowered, list(map(Spec.of, lowered.results)))
     body.node("call", "XlaCallModule", given, Tin=dtypes, **attributes)
     return [f"call:output:{place}" for place in range(len(lowered.results))]
