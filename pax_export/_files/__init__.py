@@ -1,11 +1,9 @@
 """Atomic writes of files and directories."""
 
 from pax_export._files import (
-    bounded,
     checksums,
     directory,
     disk,
-    file_types,
     html_text,
     overwrite_guard,
     single_file,

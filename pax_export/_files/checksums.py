@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from pax_export._errors import ExportPathError
-from pax_export._files import bounded, card_file, file_types
+from pax_export._files.paths import read_small_file, unusual_type
+from pax_export._files.side_files import CARD_NAME, card_of_folder
 
 FILE = "SHA256SUMS"
 _LINE = re.compile(r"([0-9a-f]{64})  (.+)")
@@ -63,7 +64,7 @@ def names(directory: Path) -> set[str] | None:
 
 
 def _read_list(directory: Path) -> str:
-    return bounded.read_bytes(directory / FILE, _LARGEST).decode()
+    return read_small_file(directory / FILE, _LARGEST).decode()
 
 
 def check(directory: Path) -> Checked:
@@ -78,8 +79,8 @@ def check(directory: Path) -> Checked:
             got=f"{type(error).__name__}: {error}",
             write=_COPY,
         ) from error
-    if not os.path.lexists(card_file.of_folder(directory)):
-        expected.pop(card_file.NAME, None)
+    if not os.path.lexists(card_of_folder(directory)):
+        expected.pop(CARD_NAME, None)
     for name, each in expected.items():
         _check_file(directory, name, each)
     return Checked(directory, hashlib.sha256(text.encode()).hexdigest(), frozenset(expected))
@@ -114,7 +115,7 @@ def is_inside(name: str) -> bool:
 
 def _check_file(directory: Path, name: str, expected: str) -> None:
     file = directory / name
-    kind = file_types.unusual_type(file)
+    kind = unusual_type(file)
     if kind is not None:
         problem = "A file of the bundle is not a regular file."
     elif not file.is_file():

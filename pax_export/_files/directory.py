@@ -14,8 +14,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from pax_export._errors import ExportPathError, PaxError
-from pax_export._files import disk, file_types, overwrite_guard, stale_temporaries, system
-from pax_export._files.path_argument import as_path
+from pax_export._files import disk, overwrite_guard, stale_temporaries, system
+from pax_export._files.paths import as_path, unusual_type
 
 #: The place is not as it was a moment ago: another process saves to it, too.
 _CHANGED = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOENT)
@@ -154,7 +154,7 @@ def _check_replaceable(path: Path, ours: overwrite_guard.Recognize) -> None:
         raise ExportPathError(
             "The path is not a directory, so it is not overwritten.",
             where=str(path),
-            got=file_types.unusual_type(path) or "a file",
+            got=unusual_type(path) or "a file",
             write="the path of a directory",
         )
     if Path.cwd().is_relative_to(path) or os.path.ismount(path):

@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 
 from pax_export._errors import ExportPathError
-from pax_export._files import file_types
+from pax_export._files.paths import unusual_type
 
 #: Whether a file, by its path in the folder, with ``/``, belongs to the export there.
 Belongs = Callable[[str], bool]
@@ -98,7 +98,7 @@ def format_names(names: Collection[str]) -> str:
 
 def check_file(path: Path, ours: Recognize) -> None:
     """Refuses, by an ExportPathError, a file that is neither empty nor ours."""
-    kind = file_types.unusual_type(path)
+    kind = unusual_type(path)
     if kind is not None:
         raise unusual_file_error(path, kind)
     dangling = path.is_symlink() and not path.exists()

@@ -8,15 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pax_export._errors import ExportPathError
-from pax_export._files import (
-    card_file,
-    data_file,
-    directory,
-    disk,
-    overwrite_guard,
-    stale_temporaries,
-    system,
-)
+from pax_export._files import directory, disk, overwrite_guard, stale_temporaries, system
+from pax_export._files.side_files import all_data_of_file, card_of_file, recognize_card
 
 
 def check(path: Path, ours: overwrite_guard.Recognize | None) -> None:
@@ -57,21 +50,21 @@ def replace_path(
     check(path, ours)
     path = path.absolute()
     stale_temporaries.sweep(path.parent)
-    old = set(data_file.all_of_file(path))
+    old = set(all_data_of_file(path))
     with directory.temporary_sibling(path, needed) as folder:
         temporary = folder / path.name  # in a directory, together with side files of a runtime
         yield temporary
         disk.sync(folder)
         # Under their own names: until the file exists, they are not read.
-        new = {each.replace(path.with_name(each.name)) for each in data_file.all_of_file(temporary)}
+        new = {each.replace(path.with_name(each.name)) for each in all_data_of_file(temporary)}
         try:
             _move_file(temporary, path, ours)
         except BaseException:
             _remove_files(new - old)
             raise
-        card = card_file.of_file(temporary)
+        card = card_of_file(temporary)
         if card.exists():
-            _move_file(card, card_file.of_file(path), card_file.recognize_card)
+            _move_file(card, card_of_file(path), recognize_card)
         _remove_files(old - new)
         system.sync(path.parent)
 

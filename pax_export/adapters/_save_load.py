@@ -20,9 +20,9 @@ from pax_export._errors import (
     a_few,
     near_names,
 )
-from pax_export._files import bounded, directory
+from pax_export._files import directory
 from pax_export._files.overwrite_guard import Belongs, some_names
-from pax_export._files.path_argument import as_path
+from pax_export._files.paths import as_path, read_small_file
 from pax_export._types import PyTree
 from pax_export.adapters import _layer as layers
 from pax_export.adapters import _peft as peft
@@ -283,7 +283,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
             write=f"the folder that adapters.save was given, with {peft.CONFIG} in it",
         )
     try:
-        config = json.loads(bounded.read_bytes(file, _LARGEST_CONFIG))
+        config = json.loads(read_small_file(file, _LARGEST_CONFIG))
     except (OSError, ValueError, RecursionError) as error:
         raise WeightsFileError(
             "The configuration of the adapters cannot be read.",

@@ -15,7 +15,7 @@ from pax_export._errors import (
     WeightsMismatchError,
     near_names,
 )
-from pax_export._files import file_types
+from pax_export._files.paths import first_unusual, unusual_type
 from pax_export._types import AnyMesh, PyTree
 from pax_export.checkpoint import _orbax
 from pax_export.checkpoint._saved import (
@@ -64,8 +64,8 @@ class Checkpoint:
         self.directory = directory
         self.step = step
         try:
-            if (unusual := file_types.first_unusual(directory)) is not None:
-                raise ValueError(f"{unusual} is {file_types.unusual_type(unusual)}")
+            if (unusual := first_unusual(directory)) is not None:
+                raise ValueError(f"{unusual} is {unusual_type(unusual)}")
             about = _orbax.read_about(directory)
             self.metrics: dict[str, float] = dict(about["metrics"])
             self._entries: dict[str, dict[str, LeafEntry]] = {

@@ -23,9 +23,8 @@ from pax_export._errors import (
     MissingCheckpointError,
 )
 from pax_export._files import directory as directories
-from pax_export._files import file_types
 from pax_export._files.overwrite_guard import files, format_names, some_names
-from pax_export._files.path_argument import as_path
+from pax_export._files.paths import as_path, unusual_type
 from pax_export.checkpoint import _orbax
 from pax_export.checkpoint._checkpoint import Checkpoint, Restored, shardings_of
 from pax_export.checkpoint._orbax import ABOUT, DELETED
@@ -403,9 +402,7 @@ class Checkpoints:
         try:
             if self.directory.is_dir():
                 return None
-            return file_types.unusual_type(self.directory) or (
-                "a file" if self.directory.is_file() else None
-            )
+            return unusual_type(self.directory) or ("a file" if self.directory.is_file() else None)
         except (OSError, ValueError):
             return None
 

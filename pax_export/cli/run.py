@@ -12,7 +12,8 @@ from typing import IO, Any
 import numpy as np
 
 from pax_export._errors import ExportPathError, InvalidArgumentError
-from pax_export._files import file_types, npz, overwrite_guard, single_file
+from pax_export._files import npz, overwrite_guard, single_file
+from pax_export._files.paths import unusual_type
 from pax_export._optional import require
 from pax_export.cli import _factory
 from pax_export.cli._command import DONE, add_command, add_shared_options, print_result
@@ -195,7 +196,7 @@ def _save_outputs(file: Path, outputs: Mapping[str, np.ndarray]) -> None:
 @contextmanager
 def _stream_to(place: Path) -> Iterator[IO[bytes]]:
     """Opens a file that atomically replaces the old one; writes directly to pipes and devices."""
-    if file_types.unusual_type(place) or not place.parent.is_dir():
+    if unusual_type(place) or not place.parent.is_dir():
         with place.open("wb") as stream:
             yield stream
     else:

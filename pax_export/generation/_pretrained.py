@@ -6,7 +6,7 @@ import os
 from dataclasses import replace
 
 from pax_export._errors import MissingWeightsFileError, TokenizerError
-from pax_export._files.path_argument import as_path
+from pax_export._files.paths import as_path
 from pax_export._types import PyTree
 from pax_export.generation._tokenizer import Tokenizer
 from pax_export.nets import Decoder

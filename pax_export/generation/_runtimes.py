@@ -30,8 +30,8 @@ from pax_export._errors import (
     ValidationError,
     a_few,
 )
-from pax_export._files import bounded, directory, overwrite_guard, single_file, stale_temporaries
-from pax_export._files.path_argument import as_path
+from pax_export._files import directory, overwrite_guard, single_file, stale_temporaries
+from pax_export._files.paths import as_path, read_small_file
 from pax_export._optional import PACKAGES, install, is_installed
 from pax_export._types import PyTree
 from pax_export.core import enable_eval_mode, named_leaves
@@ -331,7 +331,7 @@ def _recognize_export(runtime: Runtime) -> overwrite_guard.Recognize:
             if path.is_file():
                 with path.open("rb") as file:
                     return (lambda _: False) if runtime.mark in file.read(4096) else None
-            report = json.loads(bounded.read_bytes(path / REPORT_FILE, _LARGEST_REPORT))
+            report = json.loads(read_small_file(path / REPORT_FILE, _LARGEST_REPORT))
             if report["target"] != runtime.name:
                 return None
             return {*report["details"]["files"], REPORT_FILE}.__contains__

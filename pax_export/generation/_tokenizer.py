@@ -18,9 +18,9 @@ from pax_export._errors import (
     errors_in,
     named_line,
 )
-from pax_export._files import bounded, directory, disk, stale_temporaries
+from pax_export._files import directory, disk, stale_temporaries
 from pax_export._files.overwrite_guard import some_names
-from pax_export._files.path_argument import as_path
+from pax_export._files.paths import as_path, read_small_file
 from pax_export._optional import require
 from pax_export._types import PyTree
 from pax_export.generation._chat_template import render
@@ -427,7 +427,7 @@ def _no_ids(ids: object, where: str) -> InvalidArgumentTypeError:
 
 def _read_text(file: Path) -> bytes:
     try:
-        return bounded.read_bytes(file, _LARGEST)
+        return read_small_file(file, _LARGEST)
     except FileNotFoundError:
         raise _no_tokenizer(file) from None
     except OSError as error:

@@ -16,8 +16,9 @@ from typing import Any, Self
 import numpy as np
 
 from pax_export._errors import MissingWeightsFileError, PaxError, WeightsFileError
-from pax_export._files import file_types, system
+from pax_export._files import system
 from pax_export._files.overwrite_guard import some_names
+from pax_export._files.paths import file_kind
 from pax_export._types import DTypeLike
 from pax_export._wire import RandomAccessBytes
 
@@ -178,7 +179,7 @@ def _open_regular(path: Path) -> int:
             if folder
             else "Cannot read a file that is not regular.",
             where=where,
-            got=f"a directory with {some_names(path)}" if folder else file_types.kind(mode),
+            got=f"a directory with {some_names(path)}" if folder else file_kind(mode),
             write="the path of a file; pax_export.weights.adopt(module, path) also reads folders",
         )
     return number

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from pax_export._errors import InvalidArgumentTypeError, QuantizationError, UnsupportedDtypeError
-from pax_export._files.path_argument import as_path
+from pax_export._files.paths import as_path
 from pax_export._jax import is_tracer
 from pax_export._types import PyTree
 from pax_export.weights._file import WeightsFile, open_weights, write_weights

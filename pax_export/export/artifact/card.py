@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from html import escape
 from pathlib import Path
 
-from pax_export._files import card_file, html_text
+from pax_export._files import html_text
+from pax_export._files.side_files import CARD_MARK
 from pax_export.export.artifact.report import SHA256, Report, VariableInfo
 from pax_export.export.artifact.snippets import of
 
@@ -41,7 +42,7 @@ def page(report: Report, name: str | None, drawing: str = "") -> str:
     title = escape(str(without_time).splitlines()[0])
     return "".join(
         [
-            f'<!doctype html>\n{card_file.MARK}\n<html lang="en"><head><meta charset="utf-8">\n'
+            f'<!doctype html>\n{CARD_MARK}\n<html lang="en"><head><meta charset="utf-8">\n'
             f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
             f"<title>{title}</title>\n<style>{_STYLE}</style></head>\n<body>\n<h1>{title}</h1>\n",
             f"<p>{escape(_about_place(report, name))}</p>\n",

@@ -6,7 +6,9 @@ import os
 from pathlib import Path
 
 from pax_export._errors import ExportPathError
-from pax_export._files import card_file, checksums, file_types
+from pax_export._files import checksums
+from pax_export._files.paths import first_unusual, unusual_type
+from pax_export._files.side_files import CARD_NAME, card_of_folder
 from pax_export.export.artifact import embedded, formats
 from pax_export.export.artifact.inspect import GRAPH_FILE
 from pax_export.export.artifact.report import DATA, DATA_SHA256, REPORT_FILE, SHA256, Report
@@ -33,10 +35,10 @@ def saved_model(path: Path, report: Report | None = None, trusted: bool = False)
 
 
 def _check_regular(path: Path) -> None:
-    """Refuses special files, for which TensorFlow would wait; see `file_types`."""
+    """Refuses special files, for which TensorFlow would wait; see `_files.paths`."""
     try:
-        strange = file_types.first_unusual(path)
-        kind = strange and file_types.unusual_type(strange)
+        strange = first_unusual(path)
+        kind = strange and unusual_type(strange)
     except OSError as error:
         raise ExportPathError(
             "The SavedModel cannot be read.", where=str(path), got=error.strerror
@@ -60,7 +62,7 @@ def check_sums(path: Path) -> None:
 
 def write_sums(directory: Path) -> None:
     """Writes the hashes of a SavedModel, of all that TensorFlow does not look at itself."""
-    card = [card_file.NAME] if card_file.of_folder(directory).is_file() else []
+    card = [CARD_NAME] if card_of_folder(directory).is_file() else []
     checksums.write(directory, files=_of_saved_model(directory) + card)
 
 
@@ -93,7 +95,7 @@ def check_file(path: Path, report: Report, trusted: bool) -> None:
 
 def _check_data(data: Path, report: Report) -> None:
     try:
-        kind = file_types.unusual_type(data)
+        kind = unusual_type(data)
         got = kind or "other bytes than were written"
         if not kind and checksums.digest(data) == report.details.get(DATA_SHA256):
             return

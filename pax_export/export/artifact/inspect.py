@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from pax_export._errors import ConsumerError, ExportPathError, PaxError
-from pax_export._files import bounded, bytes_text
+from pax_export._files import bytes_text
+from pax_export._files.paths import read_small_file
 from pax_export._optional import require
 from pax_export.export.artifact import compatibility
 from pax_export.export.artifact.report import REPORT_FILE, ArrayInfo, VariableInfo
@@ -191,7 +192,7 @@ def read_saved_model(directory: Path, purpose: str) -> Any:
     """The protocol buffer of a SavedModel, with one graph at least."""
     file = directory / GRAPH_FILE
     try:
-        data = bounded.read_bytes(file, _LARGEST)
+        data = read_small_file(file, _LARGEST)
     except OSError as error:
         raise ExportPathError(
             "The path is not a SavedModel.",

@@ -7,15 +7,17 @@ import os
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from pax_export._files import bounded, card_file, checksums
+from pax_export._files import checksums
 from pax_export._files.overwrite_guard import Belongs
+from pax_export._files.paths import read_small_file
+from pax_export._files.side_files import CARD_NAME
 from pax_export.export.artifact import embedded
 from pax_export.export.artifact.formats import SAVED_MODEL, Format, find
 
 _GRAPH, _ASSETS = "saved_model.pb", "assets/"
 #: Files in a folder of any format that no list of its files has: the report, its
 #: card, and the list itself.
-_ALWAYS = (embedded.NAME, card_file.NAME, checksums.FILE)
+_ALWAYS = (embedded.NAME, CARD_NAME, checksums.FILE)
 
 
 def export_of_ours(path: Path) -> Belongs | None:
@@ -23,7 +25,7 @@ def export_of_ours(path: Path) -> Belongs | None:
     if path.is_file():
         return (lambda name: False) if _is_file_of_ours(path) else None
     try:
-        format = _format_of(bounded.read_bytes(path / embedded.NAME, embedded.BYTES).decode())
+        format = _format_of(read_small_file(path / embedded.NAME, embedded.BYTES).decode())
     except (OSError, ValueError):
         return None
     return None if format is None or format.suffix else _belongs_to(path, format)

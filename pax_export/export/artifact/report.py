@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pax_export._errors import ExportPathError, a_few
-from pax_export._files import bounded, bytes_text, file_types, html_text
-from pax_export._files.path_argument import as_path
+from pax_export._files import bytes_text, html_text
+from pax_export._files.paths import as_path, read_small_file, unusual_type
 from pax_export.export.artifact import embedded, structure
 from pax_export.export.artifact.formats import exporters, find
 
@@ -362,13 +362,13 @@ def _without_report(path: Path) -> str:
 def read_report(path: str | os.PathLike[str]) -> Report:
     file = path = as_path(path)
     try:
-        if (kind := file_types.unusual_type(path)) and not path.is_dir():
+        if (kind := unusual_type(path)) and not path.is_dir():
             raise OSError(f"not a regular file, but {kind}")
         if path.is_file():
             stored = embedded.read(path)
         else:
             file = path / REPORT_FILE
-            stored = bounded.read_bytes(file, embedded.BYTES).decode()
+            stored = read_small_file(file, embedded.BYTES).decode()
         if stored is None:
             raise FileNotFoundError
         return _parse_report(stored)

@@ -6,14 +6,15 @@ import os
 import shutil
 from pathlib import Path
 
-from pax_export._files import (
-    card_file,
-    checksums,
-    data_file,
-    directory,
-    single_file,
-)
+from pax_export._files import checksums, directory, single_file
 from pax_export._files.overwrite_guard import files, now_in
+from pax_export._files.side_files import (
+    CARD_NAME,
+    all_data_of_file,
+    card_of_file,
+    card_of_folder,
+    recognize_card,
+)
 from pax_export.export.artifact import embedded
 from pax_export.export.artifact.card import drawing_in, write_card
 from pax_export.export.artifact.ours import export_of_ours
@@ -41,7 +42,7 @@ def replace_report(path: Path, report: Report) -> None:
 
 
 def _in_folder(path: Path, report: Report) -> None:
-    anew = {REPORT_FILE, card_file.NAME, checksums.FILE}
+    anew = {REPORT_FILE, CARD_NAME, checksums.FILE}
     with directory.replace_path(path, now_in(path)) as place:
         for name in files(path):
             if name not in anew:
@@ -51,24 +52,24 @@ def _in_folder(path: Path, report: Report) -> None:
 
 def write_anew(old: Path, place: Path, report: Report) -> None:
     """Writes a report into a copy of a folder; its card and hashes are made again."""
-    listed, card = checksums.names(old), card_file.of_folder(old)
+    listed, card = checksums.names(old), card_of_folder(old)
     write_report(report, place)
     if card.is_file():
-        write_card(report, place, card_file.of_folder(place), _drawing_of(card))
+        write_card(report, place, card_of_folder(place), _drawing_of(card))
     if listed is not None:
         checksums.write(place, files=(name for name in listed if (place / name).is_file()))
 
 
 def _in_file(path: Path, report: Report) -> None:
-    card = card_file.of_file(path)
-    drawing, ours = _drawing_of(card), card_file.recognize_card(card) is not None
+    card = card_of_file(path)
+    drawing, ours = _drawing_of(card), recognize_card(card) is not None
     with single_file.replace_path(path, export_of_ours, path.stat().st_size) as place:
         shutil.copyfile(path, place)
         embedded.replace(place, report_text(report))
-        for each in data_file.all_of_file(path):
+        for each in all_data_of_file(path):
             _link_file(each, place.with_name(each.name))
         if ours:
-            write_card(report, place, card_file.of_file(place), drawing)
+            write_card(report, place, card_of_file(place), drawing)
 
 
 def _drawing_of(card: Path) -> str:

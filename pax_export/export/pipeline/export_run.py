@@ -9,13 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from pax_export._errors import InvalidArgumentTypeError
-from pax_export._files import (
-    card_file,
-    overwrite_guard,
-    single_file,
-    stale_temporaries,
-)
 from pax_export._files import directory as _directory
+from pax_export._files import overwrite_guard, single_file, stale_temporaries
+from pax_export._files.side_files import card_of_file, card_of_folder, check_card, remove_card
 from pax_export.export.artifact.card import write_card
 from pax_export.export.artifact.formats import Format
 from pax_export.export.artifact.ours import export_of_ours
@@ -68,7 +64,7 @@ class ExportRun(Progress):
         self._writing.check(self.path, self._ours)
         self._card, self._drawing = _read_card(card)
         if self._card and format.suffix:
-            card_file.check(self.path)
+            check_card(self.path)
 
     def place(self, needed: int = 0) -> AbstractContextManager[Path]:
         """A temporary place for about `needed` bytes that replaces the path when the block ends."""
@@ -77,13 +73,13 @@ class ExportRun(Progress):
     def write_card(self, report: Report, place: Path) -> None:
         """Writes the HTML card, if wanted, into a folder or next to a file."""
         if self._card:
-            of = card_file.of_folder if place.is_dir() else card_file.of_file
+            of = card_of_folder if place.is_dir() else card_of_file
             write_card(report, place, of(place), self._drawing)
 
     def clear(self) -> None:
         """Removes the card of the file that was replaced, if the new one has none."""
         if not self._card and self._writing is single_file:
-            card_file.remove(self.path)
+            remove_card(self.path)
 
     def tested(self, test: Callable[[], dict[str, float]]) -> dict[str, float]:
         """Validates the export, if wanted; returns the largest error of each output."""

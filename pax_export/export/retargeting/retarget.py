@@ -18,7 +18,7 @@ import numpy as np
 from pax_export._errors import ExportPathError, UnsupportedOperationError, ValidationError
 from pax_export._files import bytes_text, checksums, html_text
 from pax_export._files.overwrite_guard import Belongs, now_in
-from pax_export._files.path_argument import as_path
+from pax_export._files.paths import as_path
 from pax_export._optional import require
 from pax_export.export.artifact import compatibility, inspect
 from pax_export.export.artifact.checking import saved_model as check_saved_model

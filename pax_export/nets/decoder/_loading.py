@@ -22,9 +22,8 @@ from pax_export._errors import (
     a_few,
     errors_in,
 )
-from pax_export._files import bounded
 from pax_export._files.overwrite_guard import some_names
-from pax_export._files.path_argument import as_path
+from pax_export._files.paths import as_path, read_small_file
 from pax_export._types import DTypeLike, PyTree
 from pax_export.core import named_leaves
 from pax_export.nets.decoder._config import DecoderConfig
@@ -130,7 +129,7 @@ def _read_json(path: Path) -> dict[str, Any]:
             "from_pretrained(folder, config=pax.nets.DecoderConfig(...))",
         )
     try:
-        described = json.loads(bounded.read_bytes(path, _LARGEST_CONFIG))
+        described = json.loads(read_small_file(path, _LARGEST_CONFIG))
         if not isinstance(described, dict):
             raise ValueError(f"a {type(described).__name__}")
     except (OSError, ValueError, RecursionError) as error:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pax_export._errors import WeightsFileError
-from pax_export._files import bounded, file_types
+from pax_export._files.paths import first_unusual, read_small_file, unusual_type
 from pax_export._optional import require
 from pax_export._types import PyTree
 from pax_export.core import join_path
@@ -53,7 +53,7 @@ def read(path: Path, found: dict[str, Path]) -> Source:
     with refuse_damaged(str(path), KIND):
         for prefix, folder in found.items():
             _require_files(folder)
-            tree = json.loads(bounded.read_bytes(folder / _TREE, _LARGEST))
+            tree = json.loads(read_small_file(folder / _TREE, _LARGEST))
             room = sum(each.stat().st_size for each in folder.rglob("*") if each.is_file())
             if tree.get("custom_metadata"):
                 metadata[prefix or "custom"] = tree["custom_metadata"]
@@ -74,12 +74,12 @@ def read(path: Path, found: dict[str, Path]) -> Source:
 
 def _require_files(folder: Path) -> None:
     """Refuses special files, for which tensorstore would wait indefinitely."""
-    strange = file_types.first_unusual(folder)
+    strange = first_unusual(folder)
     if strange is not None:
         raise WeightsFileError(
             "Cannot read a file that is not regular.",
             where=str(strange),
-            got=file_types.unusual_type(strange),
+            got=unusual_type(strange),
             write="a copy of the whole folder, as it was written",
         )
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pax_export._errors import WeightsFileError, a_few
-from pax_export._files import bounded
+from pax_export._files.paths import read_small_file
 from pax_export.weights.sources._source import (
     Source,
     damage_error,
@@ -80,7 +80,7 @@ def read_numbered(path: Path, files: list[Path], read_file: Callable[[Path], Sou
 def read(path: Path, read_file: Callable[[Path], Source]) -> Source:
     """Reads the arrays of all files of an index."""
     with refuse_damaged(str(path), KIND):
-        index = json.loads(bounded.read_bytes(path, _LARGEST))
+        index = json.loads(read_small_file(path, _LARGEST))
         files = index["weight_map"]
         wrong = [name for name in files.values() if not isinstance(name, str)]
         if wrong:

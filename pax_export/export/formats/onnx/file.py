@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pax_export._files import data_file
+from pax_export._files.side_files import data_of_file
 from pax_export._wire import encode_varint
 
 #: A protobuf message cannot be longer.
@@ -94,7 +94,7 @@ def _write_data(tensors: Mapping[str, Any], arrays: Mapping[str, np.ndarray], pl
                 digest.update(piece)
         size = file.tell()
     found = digest.hexdigest()
-    named = begun.rename(data_file.of_file(place, found))
+    named = begun.rename(data_of_file(place, found))
     for name, (offset, length) in places.items():
         about = {"location": named.name, "offset": offset, "length": length}
         for key, value in about.items():

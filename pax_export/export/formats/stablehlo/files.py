@@ -31,7 +31,7 @@ from pax_export._files import checksums
 from pax_export._files.checksums import Checked
 from pax_export._files.directory import replace_path
 from pax_export._files.overwrite_guard import files, now_in
-from pax_export._files.path_argument import as_path
+from pax_export._files.paths import as_path
 from pax_export._optional import require
 from pax_export.export.artifact.inspect import damage_as_error
 from pax_export.export.artifact.module_calls import EXPANDED, may_call
