@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pax_export._jax._programs import run_inside as run_inside
     from pax_export._jax._programs import scan_operands as scan_operands
     from pax_export._jax._programs import scope_constraints as scope_constraints
+    from pax_export._jax._programs import without_references as without_references
     from pax_export._jax._watched import is_computing as is_computing
     from pax_export._jax._watched import jitted_call as jitted_call
     from pax_export._jax._watched import watch_operations as watch_operations
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 # Every program imports this package; only exporters need the rest.
 _HOMES = {
     "_programs": "call_part call_with_constants equations_of find_expansion find_sparse "
-    "needed_part read_arguments run_inside scan_operands scope_constraints",
+    "needed_part read_arguments run_inside scan_operands scope_constraints without_references",
     "_watched": "is_computing jitted_call watch_operations",
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}

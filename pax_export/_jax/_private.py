@@ -19,6 +19,9 @@ PRIVATE: dict[str, str] = {
     "jax.interpreters.partial_eval.dce_jaxpr_consts": (
         "exports keep what loops, branches and nested functions compute and nobody reads"
     ),
+    "jax._src.state.discharge.discharge_state": (
+        "ONNX and TFLite exports refuse models that use jax.new_ref"
+    ),
     "jax._src.core.eval_trace": "`with pax.debug.nans()` is jax.debug_nans, which names no module",
     "jax._src.core.set_current_trace": (
         "`with pax.debug.nans()` is jax.debug_nans, which names no module"

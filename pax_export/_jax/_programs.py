@@ -218,6 +218,18 @@ def read_arguments(program: Any, count: int) -> frozenset[int]:
 _CONSTRAINT = re.compile(r".+(==|>=|<=).+")
 
 
+def without_references(program: Any) -> Any:
+    """Returns a program whose references are values that its operations return.
+
+    What has references inside only keeps its operands and results.
+    """
+    discharge = private("jax._src.state.discharge.discharge_state")
+    if discharge is None:
+        say_less("jax._src.state.discharge.discharge_state")
+        return program
+    return discharge(program)
+
+
 def scope_constraints(scope: object) -> tuple[str, ...]:
     """Returns the constraints of a scope of symbolic dimensions, as written."""
     found = getattr(scope, "_explicit_constraints", None)

@@ -8,7 +8,10 @@ from typing import Any
 import numpy as np
 from jax.extend.core import primitives
 
+from pax_export._jax import without_references
 from pax_export._jaxpr import inner_programs, is_program
+
+_MAKES_REFERENCE = ("new_ref", "empty_ref")
 
 #: Returns the program that replaces an equation; None to continue inside it, or the equation to
 #: keep it.
@@ -31,6 +34,11 @@ def rewritten(program: Any, replace: Replace) -> Any:
 def with_python_numbers(program: Any) -> Any:
     """Returns a program whose parameters have no integers of numpy, which `isinstance` misses."""
     return _PythonNumbers(lambda _: None).program(program)
+
+
+def discharged(program: Any) -> Any:
+    """Returns a program in which references (`jax.new_ref`) and hijax types are plain values."""
+    return _Discharged(lambda _: None).program(program)
 
 
 class ProgramRewriter:
@@ -87,6 +95,15 @@ class _PythonNumbers(ProgramRewriter):
 
     def _parameter(self, value: Any) -> Any:
         return int(value) if isinstance(value, np.integer) else super()._parameter(value)
+
+
+class _Discharged(ProgramRewriter):
+    def _rewritten(self, program: Any) -> Any:
+        jaxpr = getattr(program, "jaxpr", program)
+        made = any(each.primitive.name in _MAKES_REFERENCE for each in jaxpr.eqns)
+        if made or getattr(jaxpr, "is_high", False):
+            program = without_references(program)
+        return super()._rewritten(program)
 
 
 def call_of(equation: Any, program: Any, operands: Sequence[Any], results: Sequence[Any]) -> Any:

@@ -352,6 +352,8 @@ def _methods_of(model: PyTree) -> Callable[[str], ModelMethod | None]:
 def _nnx_form(model: PyTree) -> ModelForm:
     """Returns the form of a flax.nnx module: a static graph, and the state as tree."""
     nnx = sys.modules["flax.nnx"]
+    if hasattr(nnx, "with_vars"):  # variables of hijax, and references, are no arrays
+        model = nnx.with_vars(model, hijax=False, ref=False, allow_duplicates=True)
     graph, state = nnx.split(model)
     kinds = jax.tree_util.tree_map(
         lambda each: jax.tree_util.tree_map(lambda _: isinstance(each, nnx.Param), each),

@@ -6,6 +6,7 @@ as further operands.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -21,7 +22,7 @@ from pax_export._jaxpr import jaxpr_constants, jaxpr_operations, jaxpr_parameter
 from pax_export._types import PyTree, TracedProgram
 from pax_export.export import symbolic_numpy
 from pax_export.export.portable.any_size import differentiable
-from pax_export.export.portable.rewrite import with_python_numbers
+from pax_export.export.portable.rewrite import discharged, with_python_numbers
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.outline import outline
 from pax_export.export.tracing.source_lines import attach_operations
@@ -65,7 +66,7 @@ class Traced:
             structs=tuple(dtypes.struct_of(each.aval) for each in program.jaxpr.invars),
             constants=_large_constants(program),
             program=program,
-            lowerable=jax.jit(lambda operands: jaxpr_as_fun(program)(*operands)),
+            lowerable=jax.jit(functools.partial(_call_program, program)),
         )
 
     def read(self, count: int) -> frozenset[int]:
@@ -97,8 +98,10 @@ def trace(
     traced = _traced_by_jax(jitted, structs)
     _refuse_callbacks(traced.jaxpr)
     results = tuple(jax.ShapeDtypeStruct(out.shape, out.dtype) for out in traced.out_info)
-    whole = traced.jaxpr
+    whole = discharged(traced.jaxpr)
     shorter = outline(whole) if outlined else None
+    if shorter is None and whole is not traced.jaxpr:
+        shorter = functools.partial(_call_program, whole)
     if shorter is not None:
         lowerable = jax.jit(shorter)
         traced = lowerable.trace(list(structs))
@@ -106,6 +109,10 @@ def trace(
     made = Traced(function, tuple(structs), held, jitted, traced.jaxpr, whole, lowerable, results)
     program = with_python_numbers(made.program)
     return made if program is made.program else made.with_program(program)
+
+
+def _call_program(program: Any, operands: list[Any]) -> list[Any]:
+    return jaxpr_as_fun(program)(*operands)
 
 
 def _traced_by_jax(jitted: Any, structs: Sequence[Any]) -> Any:
