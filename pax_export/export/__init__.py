@@ -49,11 +49,6 @@ _HOMES = _WITHOUT_JAX | {
     "renew": "formats.stablehlo.files",
     "retarget": "retargeting.retarget",
     "spec": "tracing.spec",
-    "to_onnx": "formats.onnx.export",
-    "to_saved_model": "formats.saved_model.export",
-    "to_stablehlo": "formats.stablehlo.export",
-    "to_tflite": "formats.tflite.export",
-    "to_web": "formats.onnx.web.export",
 }
 
 #: Public names that are modules.
@@ -85,14 +80,24 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    home = _HOMES.get(name) or _home_of_writer(name)
+    if not home and name not in _PACKAGES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name not in _WITHOUT_JAX:
         require("jax", "all", f"pax_export.export.{name}")
-    room = importlib.import_module(f"{__name__}.{_HOMES.get(name, name)}")
+    room = importlib.import_module(f"{__name__}.{home or name}")
     value = room if name in _PACKAGES else getattr(room, name)
     globals()[name] = value  # so that this function is not asked again
     return value
+
+
+def _home_of_writer(name: str) -> str:
+    """The module of ``to_…``, which the row of its format has."""
+    if not name.startswith("to_"):
+        return ""
+    rows = importlib.import_module(f"{__name__}.artifact.formats").own_formats().values()
+    homes = (row.export.partition(":")[0] for row in rows if row.exporter == name)
+    return next(homes, "").removeprefix(f"{__name__}.")
 
 
 def __dir__() -> list[str]:

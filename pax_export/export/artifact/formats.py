@@ -1,11 +1,14 @@
 """The table of formats, for loading, validation, reports and the command line.
 
-Other distributions add a `Format` by an entry point of the group ``pax_export.formats``.
+The ``__init__.py`` of each folder in ``formats`` has the rows of the format; other distributions
+add a `Format` by an entry point of the group ``pax_export.formats``.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
+import pkgutil
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -74,140 +77,25 @@ class Format:
         return self.export.partition(":")[2]
 
 
-_ROOM = "pax_export.export.formats"
-_CHECKS = "pax_export.export.artifact.checking"
-
-_PLATFORMS = {
-    "flag": "--platform",
-    "action": "append",
-    "choices": ("cpu", "cuda", "rocm", "tpu"),
-    "help": "of savedmodel and stablehlo: a platform to lower for; default: all",
-}
-_ORDERS = {
-    "type": int,
-    "metavar": "N",
-    "help": "of savedmodel and stablehlo: the order of derivatives",
-}
-SAVED_MODEL = Format(
-    name="saved_model",
-    title="a SavedModel",
-    export=f"{_ROOM}.saved_model.export:to_saved_model",
-    load=f"{_ROOM}.saved_model.load:load",
-    run=f"{_ROOM}.saved_model.run:run",
-    runtime=("tensorflow", "tensorflow"),
-    check=f"{_CHECKS}:saved_model",
-    option="savedmodel",
-    options={
-        "trainable": {
-            "action": "store_const",
-            "const": True,
-            "help": "of savedmodel: make parameters trainable variables with gradients",
-        },
-        "platforms": _PLATFORMS,
-        "consumer": {
-            "metavar": '"tensorflow>=2.17"',
-            "help": "of savedmodel: the oldest TensorFlow that must run it",
-        },
-        "vjp_order": _ORDERS,
-    },
-    loads_without_jax=True,
-    has_variables=True,
-    files=(
-        "saved_model.pb",
-        "fingerprint.pb",
-        "keras_metadata.pb",
-        "variables/checkpoint",
-        "variables/variables.index",
-        "variables/variables.data-*-of-*",
-        "pax_export_retarget.json",
-    ),
-    plain_path=True,
-)
-STABLEHLO = Format(
-    name="stablehlo",
-    title="a StableHLO bundle",
-    export=f"{_ROOM}.stablehlo.export:to_stablehlo",
-    load=f"{_ROOM}.stablehlo.bundle:load",
-    run=f"{_ROOM}.stablehlo.bundle:run",
-    runtime=("jax", "stablehlo"),
-    check=f"{_ROOM}.stablehlo.files:check",
-    options={
-        "weights": {"choices": ("arguments", "constants"), "help": "of stablehlo"},
-        "platforms": _PLATFORMS,
-        "vjp_order": _ORDERS,
-    },
-    run_imports=("jax", "pax_export"),
-    files=("weights.safetensors", "*.jax_export", "*.mlirbc", "*.mlir"),
-)
-_LEVELS = {
-    "type": int,
-    "choices": (1, 4),
-    "help": "of onnx and tflite: 1 for float32 products with quantized weights",
-}
-TFLITE = Format(
-    name="tflite",
-    title="a TFLite model",
-    export=f"{_ROOM}.tflite.export:to_tflite",
-    load=f"{_ROOM}.tflite.export:load",
-    run=f"{_ROOM}.tflite.run:run",
-    runtime=("ai_edge_litert", "tflite"),
-    check=f"{_CHECKS}:check_file",
-    suffix=".tflite",
-    options={
-        "quantize": {
-            "choices": ("float16", "dynamic"),
-            "help": "of tflite: weights with fewer bits",
-        },
-        "accuracy_level": _LEVELS,
-    },
-)
-ONNX = Format(
-    name="onnx",
-    title="an ONNX model",
-    export=f"{_ROOM}.onnx.export:to_onnx",
-    load=f"{_ROOM}.onnx.export:load",
-    run=f"{_ROOM}.onnx.run:run",
-    runtime=("onnxruntime", "onnx"),
-    others=f"{_ROOM}.onnx.runtimes",
-    check=f"{_CHECKS}:check_file",
-    suffix=".onnx",
-    not_in_numpy=("bfloat16", "float8_e4m3fn", "float8_e5m2"),
-    options={
-        "opset": {"type": int, "metavar": "N", "help": "of onnx: the version of its operators"},
-        "accuracy_level": _LEVELS,
-        "external_data": {
-            "action": "store_const",
-            "const": True,
-            "help": "of onnx: write the weights to a separate file, as beyond 2 GiB",
-        },
-    },
-)
-WEB = Format(
-    name="web",
-    title="a folder for browsers",
-    export=f"{_ROOM}.onnx.web.export:to_web",
-    load=f"{_ROOM}.onnx.web.export:load",
-    run=f"{_ROOM}.onnx.web.run:run",
-    check=f"{_ROOM}.onnx.web.export:check",
-    run_imports=("pax_export",),
-    files=(
-        *("*.onnx", "*.onnx.*.data", "*.js", "model.d.ts", "index.html", "page.css"),
-        *("package.json", "onnxruntime-web/*"),
-    ),
-)
-_FORMATS = (SAVED_MODEL, STABLEHLO, TFLITE, ONNX, WEB)
-
-
 def find(name: str) -> Format | None:
     """Returns a format by name; None if no installed package provides it."""
-    own = {each.name: each for each in _FORMATS}
-    return own.get(name) or all_formats().get(name)
+    return own_formats().get(name) or all_formats().get(name)
+
+
+@functools.cache
+def own_formats() -> dict[str, Format]:
+    """The rows of this library by name."""
+    room = importlib.import_module("pax_export.export.formats")
+    folders = [each.name for each in pkgutil.iter_modules(room.__path__) if each.ispkg]
+    modules = (importlib.import_module(f"{room.__name__}.{name}") for name in folders)
+    found = (each for module in modules for each in vars(module).values())
+    return {each.name: each for each in found if isinstance(each, Format)}
 
 
 def all_formats() -> dict[str, Format]:
     """The rows by name; a name of ours is never another program's."""
     others = filter(None, map(_of_others, entry_points(group=GROUP)))
-    return {each.name: each for each in (*others, *_FORMATS)}
+    return {each.name: each for each in others} | own_formats()
 
 
 def _of_others(entry: EntryPoint) -> Format | None:
@@ -228,5 +116,5 @@ def import_function(place: str) -> Any:
 
 def exporters() -> str:
     """The functions that write our own formats, for messages."""
-    *names, last = (each.exporter for each in _FORMATS)
+    *names, last = (each.exporter for each in own_formats().values())
     return f"{', '.join(names)} or {last}"

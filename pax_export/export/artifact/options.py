@@ -72,3 +72,22 @@ def values(option: str) -> list[str]:
     hint = get_type_hints(ExportOptions)[option]
     found = (each for part in (hint, *get_args(hint)) for each in get_args(part))
     return list(dict.fromkeys(each for each in found if isinstance(each, str)))
+
+
+#: Options of several formats, as `argparse` has them.
+PLATFORMS: Mapping[str, Any] = {
+    "flag": "--platform",
+    "action": "append",
+    "choices": ("cpu", "cuda", "rocm", "tpu"),
+    "help": "of savedmodel and stablehlo: a platform to lower for; default: all",
+}
+ORDERS: Mapping[str, Any] = {
+    "type": int,
+    "metavar": "N",
+    "help": "of savedmodel and stablehlo: the order of derivatives",
+}
+LEVELS: Mapping[str, Any] = {
+    "type": int,
+    "choices": (1, 4),
+    "help": "of onnx and tflite: 1 for float32 products with quantized weights",
+}

@@ -12,9 +12,9 @@ from pax_export._files.overwrite_guard import Belongs
 from pax_export._files.paths import read_small_file
 from pax_export._files.side_files import CARD_NAME
 from pax_export.export.artifact import embedded
-from pax_export.export.artifact.formats import SAVED_MODEL, Format, find
+from pax_export.export.artifact.formats import Format, find, own_formats
 
-_GRAPH, _ASSETS = "saved_model.pb", "assets/"
+_SAVED, _GRAPH, _ASSETS = "saved_model", "saved_model.pb", "assets/"
 #: Files in a folder of any format that no list of its files has: the report, its
 #: card, and the list itself.
 _ALWAYS = (embedded.NAME, CARD_NAME, checksums.FILE)
@@ -32,7 +32,7 @@ def export_of_ours(path: Path) -> Belongs | None:
 
 
 def saved_model(path: Path) -> Belongs | None:
-    return _belongs_to(path, SAVED_MODEL) if (path / _GRAPH).is_file() else None
+    return _belongs_to(path, own_formats()[_SAVED]) if (path / _GRAPH).is_file() else None
 
 
 def _is_file_of_ours(path: Path) -> bool:
@@ -62,13 +62,13 @@ def _belongs_to(folder: Path, format: Format) -> Belongs:
     def belongs(name: str) -> bool:
         if name in _ALWAYS:
             return True
-        if format is SAVED_MODEL and name.startswith(_ASSETS):
+        if format.name == _SAVED and name.startswith(_ASSETS):
             return _is_asset(graph(), name.removeprefix(_ASSETS))
         patterns = (each for each in format.files if each.count("/") == name.count("/"))
         if not any(fnmatchcase(name, each) for each in patterns):
             return False
         # The names in a SavedModel are fixed, and TensorFlow itself checks the arrays.
-        return format is SAVED_MODEL or listed is None or name in listed
+        return format.name == _SAVED or listed is None or name in listed
 
     return belongs
 

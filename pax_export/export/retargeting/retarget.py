@@ -24,10 +24,10 @@ from pax_export.export.artifact import compatibility, inspect
 from pax_export.export.artifact.checking import saved_model as check_saved_model
 from pax_export.export.artifact.checking import write_sums
 from pax_export.export.artifact.dimensions import RandomInput, random_calls
-from pax_export.export.artifact.formats import SAVED_MODEL
 from pax_export.export.artifact.ours import export_of_ours, saved_model
 from pax_export.export.artifact.report import package_versions
 from pax_export.export.artifact.screening import screen
+from pax_export.export.formats.saved_model import SAVED_MODEL
 from pax_export.export.formats.saved_model.run import FAILED
 from pax_export.export.lowering.lower import CALLING_CONVENTION, XLA_EXPANDS, portable
 from pax_export.export.pipeline.export_run import ExportRun

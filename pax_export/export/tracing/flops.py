@@ -16,6 +16,8 @@ from pax_export._jaxpr import inner_programs
 from pax_export._types import Equation, Jaxpr, PyTree, TracedProgram
 from pax_export.core import path_in
 from pax_export.export.artifact import dimensions
+from pax_export.export.portable.decompose import decomposed
+from pax_export.export.portable.decompositions import NotDecomposedError
 
 _FREE = frozenset(
     "broadcast_in_dim reshape transpose squeeze slice dynamic_slice "
@@ -109,6 +111,8 @@ def _add_work(work: Work, path: str, flops: object, equation: Any) -> None:
 def _count_inner(equation: Equation, path: str, times: object, work: Work) -> None:
     name = equation.primitive.name
     programs = [getattr(inner, "jaxpr", inner) for inner in inner_programs(equation)]
+    if not programs and (expanded := _decomposition(equation)) is not None:
+        programs = [expanded]
     if not programs:
         work.uncounted.add(name)
     elif name == "custom_linear_solve":
@@ -124,6 +128,14 @@ def _count_inner(equation: Equation, path: str, times: object, work: Work) -> No
         _count_jaxpr(max(programs, key=_branch_size), path, times, work)
     else:  # a call, or a function with a custom derivative: the first program is executed
         _count_jaxpr(programs[0], path, times, work)
+
+
+def _decomposition(equation: Equation) -> Any:
+    """The program of an operation that has no count of its own, if there is one."""
+    try:
+        return decomposed(equation).jaxpr
+    except (NotDecomposedError, KeyError):
+        return None
 
 
 def _branch_size(jaxpr: Jaxpr) -> float:

@@ -19,6 +19,7 @@ from pax_export.weights.sources._source import (
 )
 
 KIND = "msgpack file of flax"
+HAS_SIGNATURE = False
 _ARRAY, _COMPLEX, _NUMBER = 1, 2, 3
 _CHUNKED = "__msgpack_chunked_array__"
 _DTYPES = {*NUMPY_NAMES.values(), "complex128", "int4", "uint4", "float8_e4m3", "float8_e3m4"}

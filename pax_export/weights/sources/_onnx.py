@@ -31,6 +31,7 @@ from pax_export.weights.sources._source import (
 )
 
 KIND = "ONNX file"
+HAS_SIGNATURE = False
 _DEEPEST = 32
 #: The largest length of all names together, composed of their scopes: a few long ones
 #: would be repeated with each array below.

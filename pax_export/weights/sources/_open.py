@@ -2,41 +2,37 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import pkgutil
+import sys
+from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 from pax_export._errors import WeightsFileError
 from pax_export._files.overwrite_guard import some_names
 from pax_export.weights._file import describe_file
-from pax_export.weights.sources import (
-    _flax,
-    _gguf,
-    _keras,
-    _mapping,
-    _npz,
-    _onnx,
-    _orbax,
-    _safetensors,
-    _sharded,
-    _tensorflow,
-    _tflite,
-    _torch,
-)
+from pax_export.weights.sources import _mapping, _orbax, _sharded, _tensorflow
 from pax_export.weights.sources._source import InputFile, Reader, Source, refuse_damaged
 
-#: The readers of files, in the order in which they are asked: a format with a longer mark at its
-#: signatures come first, and msgpack and ONNX, which have none, last.
-READERS: tuple[Reader, ...] = (
-    _torch, _keras, _npz, _gguf, _safetensors, _tflite, _tensorflow, _flax, _onnx,
-)  # fmt: skip
 
-_READABLE = (
-    "a file of safetensors or PyTorch, or the index of several; GGUF; Keras (.keras or .h5); "
-    "ONNX; a SavedModel or a checkpoint of TensorFlow; TFLite; msgpack of flax; a checkpoint of "
-    "orbax; numpy's .npz; or a mapping of names to arrays"
-)
+def _readers() -> Iterator[Reader]:
+    """The modules of this folder that read files."""
+    room = __name__.rpartition(".")[0]
+    for info in pkgutil.iter_modules(sys.modules[room].__path__):
+        module = importlib.import_module(f"{room}.{info.name}")
+        if hasattr(module, "matches"):
+            yield cast(Reader, module)
+
+
+#: In the order in which they are asked: those of formats without a signature at the end.
+READERS = sorted(_readers(), key=lambda each: not getattr(each, "HAS_SIGNATURE", True))
+
+_KINDS = [each.KIND for each in (*READERS, _sharded, _orbax, _mapping)]
+_READABLE = f"one of these: {', '.join(_KINDS)}"
 
 
 def open_source(source: object, *, keep_quantised: bool = False) -> Source:

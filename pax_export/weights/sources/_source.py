@@ -253,7 +253,7 @@ class InputFile(BinaryFile):
 
 
 class Reader(Protocol):
-    """A module that reads one format."""
+    """A module that reads one format; ``HAS_SIGNATURE = False`` in it makes it one of the last."""
 
     @property
     def KIND(self) -> str:

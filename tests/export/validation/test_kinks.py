@@ -7,7 +7,7 @@ import pytest
 
 from pax_export.errors import GradientMismatchError, ValidationError
 from pax_export.export import spec, to_saved_model
-from pax_export.export.artifact import formats
+from pax_export.export.formats.saved_model import SAVED_MODEL
 from pax_export.export.lowering.lowered_model import lower_model
 from pax_export.export.tracing.exportable import make_exportable
 from pax_export.export.tracing.programs import trace_all
@@ -30,7 +30,7 @@ def judged(calls, change):
     def run(path, given):
         return [change({**case.expected}) for case, _ in zip(calls, given)]
 
-    return validate(formats.SAVED_MODEL, None, calls, separate=False, here=run)
+    return validate(SAVED_MODEL, None, calls, separate=False, here=run)
 
 
 #: The second term is the first but for rounding, so that its sign is rounding, too.
@@ -103,7 +103,7 @@ def test_nonfinite_random_inputs_ask_for_examples(tmp_path):
         raise RuntimeError("index 3 is not in the vocabulary")
 
     with refused(ValidationError, "examples="):
-        validate(formats.SAVED_MODEL, None, calls, separate=False, here=broken)
+        validate(SAVED_MODEL, None, calls, separate=False, here=broken)
 
 
 def test_examples_are_not_advised_where_they_were_given(tmp_path):

@@ -11,8 +11,8 @@ from jax.lax.linalg import lu_pivots_to_permutation
 
 from pax_export.errors import InvalidArgumentError, UnsupportedOperationError, ValidationError
 from pax_export.export import spec, to_onnx, to_tflite
-from pax_export.export.artifact import formats
 from pax_export.export.artifact.dimensions import random_array
+from pax_export.export.formats.saved_model import SAVED_MODEL
 from pax_export.export.validation import serve
 from pax_export.export.validation.validate import Case, compare_either, compare_results, validate
 from tests.closeness import assert_close
@@ -58,7 +58,7 @@ def test_arrays_travel_between_processes(tmp_path):
 @pytest.mark.parametrize("separate", [False, True])
 def test_an_export_that_cannot_run(tmp_path, separate):
     with pytest.raises(ValidationError):
-        validate(formats.SAVED_MODEL, tmp_path, [case(y=np.ones(2))], separate=separate)
+        validate(SAVED_MODEL, tmp_path, [case(y=np.ones(2))], separate=separate)
 
 
 def test_an_example_that_is_no_number_is_named_as_a_reason():

@@ -17,7 +17,6 @@ from pax_export._errors import InvalidArgumentError, UnsupportedOperationError, 
 from pax_export._files import checksums
 from pax_export._optional import find, require
 from pax_export.export.artifact.embedded import append_field
-from pax_export.export.artifact.formats import ONNX
 from pax_export.export.artifact.report import (
     DATA,
     DATA_SHA256,
@@ -28,7 +27,7 @@ from pax_export.export.artifact.report import (
     report_text,
 )
 from pax_export.export.formats.loaded_file import LoadedFile
-from pax_export.export.formats.onnx import file
+from pax_export.export.formats.onnx import ONNX, file
 from pax_export.export.formats.onnx import runtimes as other_runtimes
 from pax_export.export.formats.onnx.model import OnnxOptions, converted, with_names_of_their_own
 from pax_export.export.formats.onnx.run import opened

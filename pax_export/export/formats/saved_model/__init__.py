@@ -1,1 +1,40 @@
 """SavedModels."""
+
+from pax_export.export.artifact.formats import Format
+from pax_export.export.artifact.options import ORDERS, PLATFORMS
+
+SAVED_MODEL = Format(
+    name="saved_model",
+    title="a SavedModel",
+    export="pax_export.export.formats.saved_model.export:to_saved_model",
+    load="pax_export.export.formats.saved_model.load:load",
+    run="pax_export.export.formats.saved_model.run:run",
+    runtime=("tensorflow", "tensorflow"),
+    check="pax_export.export.artifact.checking:saved_model",
+    option="savedmodel",
+    options={
+        "trainable": {
+            "action": "store_const",
+            "const": True,
+            "help": "of savedmodel: make parameters trainable variables with gradients",
+        },
+        "platforms": PLATFORMS,
+        "consumer": {
+            "metavar": '"tensorflow>=2.17"',
+            "help": "of savedmodel: the oldest TensorFlow that must run it",
+        },
+        "vjp_order": ORDERS,
+    },
+    loads_without_jax=True,
+    has_variables=True,
+    files=(
+        "saved_model.pb",
+        "fingerprint.pb",
+        "keras_metadata.pb",
+        "variables/checkpoint",
+        "variables/variables.index",
+        "variables/variables.data-*-of-*",
+        "pax_export_retarget.json",
+    ),
+    plain_path=True,
+)

@@ -16,9 +16,8 @@ from pax_export._optional import find
 from pax_export._types import PyTree
 from pax_export.export.artifact import compatibility
 from pax_export.export.artifact.checking import write_sums
-from pax_export.export.artifact.formats import SAVED_MODEL
 from pax_export.export.artifact.report import Report, package_versions
-from pax_export.export.formats.saved_model import checkpoint, writer
+from pax_export.export.formats.saved_model import SAVED_MODEL, checkpoint, writer
 from pax_export.export.formats.saved_model.operations.program import lower_to_graph
 from pax_export.export.formats.saved_model.processing import Processors
 from pax_export.export.formats.saved_model.run import run as run_saved_model

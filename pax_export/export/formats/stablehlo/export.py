@@ -14,9 +14,8 @@ from pax_export._check import checked_integer
 from pax_export._errors import InvalidArgumentError
 from pax_export._files import checksums
 from pax_export._types import PyTree
-from pax_export.export.artifact.formats import STABLEHLO
 from pax_export.export.artifact.report import REPORT_FILE, Report, package_versions
-from pax_export.export.formats.stablehlo import files, functions
+from pax_export.export.formats.stablehlo import STABLEHLO, files, functions
 from pax_export.export.formats.stablehlo.exported import (
     Exported,
     oldest_stablehlo,

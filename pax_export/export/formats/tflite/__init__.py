@@ -1,1 +1,22 @@
 """TFLite files."""
+
+from pax_export.export.artifact.formats import Format
+from pax_export.export.artifact.options import LEVELS
+
+TFLITE = Format(
+    name="tflite",
+    title="a TFLite model",
+    export="pax_export.export.formats.tflite.export:to_tflite",
+    load="pax_export.export.formats.tflite.export:load",
+    run="pax_export.export.formats.tflite.run:run",
+    runtime=("ai_edge_litert", "tflite"),
+    check="pax_export.export.artifact.checking:check_file",
+    suffix=".tflite",
+    options={
+        "quantize": {
+            "choices": ("float16", "dynamic"),
+            "help": "of tflite: weights with fewer bits",
+        },
+        "accuracy_level": LEVELS,
+    },
+)

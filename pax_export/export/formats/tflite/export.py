@@ -14,9 +14,9 @@ from pax_export._files import checksums
 from pax_export._optional import find, require
 from pax_export._tensorflow_log import quiet_start
 from pax_export.export.artifact.embedded import append_zip
-from pax_export.export.artifact.formats import TFLITE
 from pax_export.export.artifact.report import SHA256, Report, package_versions, report_text
 from pax_export.export.formats.loaded_file import LoadedFile
+from pax_export.export.formats.tflite import TFLITE
 from pax_export.export.formats.tflite.builder.activations import multiply_integers
 from pax_export.export.formats.tflite.builder.encode import encode, graphs_of
 from pax_export.export.formats.tflite.builder.graph import constants_shared

@@ -1,22 +1,16 @@
 """Decompositions of primitives, as functions of jax.
 
-Each primitive is defined once for all targets; `registry` has the table.
+Each primitive is defined once for all targets, in any file of this folder; `registry` has the
+table.
 """
 
-from pax_export.export.portable.decompositions import (
-    bits,
-    control,
-    convolutions,
-    eigenvalues,
-    elementary,
-    indexing,
-    linear_algebra,
-    ordering,
-    reductions,
-    special_functions,
-    windows,
-)
+import importlib
+import pkgutil
+
 from pax_export.export.portable.decompositions.registry import DECOMPOSITIONS as DECOMPOSITIONS
 from pax_export.export.portable.decompositions.registry import (
     NotDecomposedError as NotDecomposedError,
 )
+
+for _file in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_file.name}")

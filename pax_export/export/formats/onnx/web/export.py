@@ -14,7 +14,6 @@ from typing import Any, Unpack
 from pax_export._errors import NotValidatedWarning, UnsupportedDtypeError
 from pax_export._files import checksums, overwrite_guard
 from pax_export._optional import find, is_installed, require
-from pax_export.export.artifact.formats import WEB
 from pax_export.export.artifact.report import (
     ArrayInfo,
     Report,
@@ -24,6 +23,7 @@ from pax_export.export.artifact.report import (
 )
 from pax_export.export.artifact.snippets import javascript_name
 from pax_export.export.formats.loaded_file import LoadedFile
+from pax_export.export.formats.onnx import WEB
 from pax_export.export.formats.onnx.export import OPSET, OnnxContents, OnnxExporter, OnnxModelFile
 from pax_export.export.formats.onnx.model import OnnxOptions, with_names_of_their_own
 from pax_export.export.formats.onnx.run import opened

@@ -1,0 +1,130 @@
+"""One file is one addition: each is written beside the tree, put into its room, and used.
+
+The room finds a file in any folder of its `__path__`, as it finds those that are in the tree.
+"""
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+FORMAT = """
+    import numpy as np
+
+    from pax_export.export.formats import Format
+
+    HERE = __name__
+    DOUBLES = Format(
+        name="doubles", title="doubles", suffix=".npz", run_imports=("jax", "pax_export"),
+        export=f"{HERE}:to_doubles", load=f"{HERE}:load", run=f"{HERE}:run",
+    )
+
+    def to_doubles(model, path, inputs, **options):
+        from pax_export.export.formats import export_as
+
+        return export_as(DOUBLES, write, model, path, inputs, **options)
+
+    def write(place, programs):
+        with place.open("wb") as file:
+            np.savez(file, **programs[0].weights)
+
+    def run(path, calls):
+        with np.load(path) as stored:
+            return [{"output": each["inputs"]["x"] @ stored["weight"]} for each in calls]
+
+    def load(path, report):
+        return lambda x: run(path, [{"inputs": {"x": x}}])[0]["output"]
+"""
+
+OPERATION = """
+    import jax.numpy as jnp
+
+    from pax_export.export.portable.decompositions.registry import decomposes
+
+    @decomposes("twice")
+    def twice(x, *, by):
+        return x * by
+"""
+
+READER = """
+    import numpy as np
+
+    from pax_export.weights.sources._source import Entry, Source
+
+    KIND = "file of numbers"
+
+    def matches(file):
+        return file.begin(8) == b"NUMBERS!"
+
+    def read(file):
+        count = (file.size - 8) // 4
+        entry = Entry.stored(file, file.where, KIND, (count,), "float32", 8)
+        return Source("numbers", file.where, {"w": entry})
+"""
+
+USES = {
+    "a format": ("pax_export.export.formats", "doubles/__init__.py", FORMAT, """
+        layer = pax.Linear(3, 2, with_bias=False, rng_key=np.zeros(2, np.uint32))
+        report = pax.export.to_doubles(layer, "m.npz", pax.export.spec("n, 3"))
+        assert (report.target, report.validated) == ("doubles", "here")
+        assert pax.export.load("m.npz")(np.ones((4, 3), np.float32)).shape == (4, 2)
+        from pax_export.cli import main
+        assert main(["inspect", "m.npz"]) == 0
+    """),
+    "an operation": ("pax_export.export.portable.decompositions", "doubling.py", OPERATION, """
+        from jax.extend.core import Primitive
+        from jax.interpreters import mlir
+
+        twice = Primitive("twice")
+        twice.def_abstract_eval(lambda x, by: x)
+        mlir.register_lowering(twice, mlir.lower_fun(lambda x, by: x * by, False))
+        def model(x):
+            return twice.bind(x, by=3.0)
+        for write in (pax.export.to_onnx, pax.export.to_tflite):
+            report = write(model, write.__name__, pax.export.spec("2, 3"))
+            assert report.validated == "here"
+        from pax_export.export.tracing.flops import work_of
+        work = work_of(jax.make_jaxpr(model)(np.ones((2, 3), np.float32)))
+        assert (sum(work.flops.values()), work.uncounted) == (6, set())
+    """),
+    "a reader": ("pax_export.weights.sources", "_numbers.py", READER, """
+        pathlib.Path("w.bin").write_bytes(b"NUMBERS!" + np.arange(3, dtype=np.float32).tobytes())
+        from pax_export.weights.sources import open_source
+        with open_source("w.bin") as source:
+            assert source.kind == "numbers"
+            assert source.entries["w"].read().tolist() == [0, 1, 2]
+    """),
+}  # fmt: skip
+
+FOUND = """
+import importlib, pathlib, sys
+import numpy as np
+room = importlib.import_module({package!r}.rpartition(".")[0])
+spec = importlib.util.find_spec({package!r})
+spec.submodule_search_locations.append({folder!r})
+module = importlib.util.module_from_spec(spec)
+sys.modules[{package!r}] = module
+spec.loader.exec_module(module)
+import jax
+import pax_export as pax
+{use}
+"""
+
+
+@pytest.mark.parametrize("name", USES)
+def test_one_file_is_an_addition(tmp_path, name):
+    package, file, source, use = USES[name]
+    path = tmp_path / "room" / file
+    path.parent.mkdir(parents=True)
+    path.write_text(textwrap.dedent(source))
+    script = FOUND.format(package=package, folder=str(tmp_path / "room"), use=textwrap.dedent(use))
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=600,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
