@@ -8,7 +8,7 @@ from pathlib import Path
 from pax_export._errors import ExportPathError
 from pax_export._files import checksums
 from pax_export._files.paths import first_unusual, unusual_type
-from pax_export._files.side_files import CARD_NAME, card_of_folder
+from pax_export._files.side_files import CARD_NAME
 from pax_export.export.artifact import embedded, formats
 from pax_export.export.artifact.inspect import GRAPH_FILE
 from pax_export.export.artifact.report import DATA, DATA_SHA256, REPORT_FILE, SHA256, Report
@@ -16,6 +16,7 @@ from pax_export.export.artifact.screening import screen
 
 #: TensorFlow looks at every byte of the arrays itself: the index has a checksum of each.
 _INDEX, _ASSETS = "variables/variables.index", "assets"
+_WARMUP = "assets.extra/tf_serving_warmup_requests"
 _COPY = "a copy of it, as it was written"
 
 
@@ -62,8 +63,8 @@ def check_sums(path: Path) -> None:
 
 def write_sums(directory: Path) -> None:
     """Writes the hashes of a SavedModel, of all that TensorFlow does not look at itself."""
-    card = [CARD_NAME] if card_of_folder(directory).is_file() else []
-    checksums.write(directory, files=_of_saved_model(directory) + card)
+    more = [name for name in (CARD_NAME, _WARMUP) if (directory / name).is_file()]
+    checksums.write(directory, files=_of_saved_model(directory) + more)
 
 
 def _of_saved_model(path: Path) -> list[str]:

@@ -289,7 +289,7 @@ class Report:
         if "runs_in" in self.details:
             return self.details["runs_in"]
         platforms = ", ".join(self.platforms)
-        return f"TensorFlow {self.oldest_tensorflow} and newer, on {platforms}"
+        return f"TensorFlow {self.oldest_tensorflow} and newer, lowered for {platforms}"
 
     def _output_text(self, key: str, entry: ArrayInfo) -> str:
         error = self.largest_error.get(f"{key}: {entry.name}")

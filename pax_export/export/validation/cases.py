@@ -230,6 +230,50 @@ def cases_in_turns(parts: Iterable[SignatureCases], budget: Budget) -> Iterator[
             yield from part.rest(budget, gradients)
 
 
+#: Calls that took as many seconds are made in a session whatever the budget.
+_BRIEF = 1.0
+
+
+def with_sessions(cases: Iterable[Case], budget: Budget, every: bool) -> Iterator[Case]:
+    """Yields calls, and then one of each signature, or all, once more in a session."""
+    served: dict[str, list[tuple[Case, float]]] = {}
+    for case in cases:
+        begin = time.perf_counter()
+        yield case
+        if case.probe is None and case.stage != "model" and not case.cotangents:
+            seconds = time.perf_counter() - begin
+            served.setdefault(case.signature, []).append((case, seconds))
+    for key, calls in served.items():
+        for case, seconds in calls if every else calls[:1]:
+            what = f"{key} {case.label} in a session".replace("  ", " ")
+            if seconds < _BRIEF or not budget.leaves_out(seconds, what):
+                yield _in_session(case)
+
+
+def _in_session(case: Case) -> Case:
+    """The same call in a session; the expected outputs of `case` are known after it has run.
+
+    With processors, which may be random, it only has to run.
+    """
+
+    def expect(got: Arrays) -> Arrays:
+        if case.stage == "all":
+            got.clear()
+            return {}
+        return {k: v for k, v in case.expected.items() if not k.startswith("variable:")}
+
+    return Case(
+        case.signature,
+        case.inputs,
+        {},
+        label=f"{case.label} in a session".strip(),
+        stage="session",
+        advice=case.advice,
+        alternatives=lambda: case.alternatives() if case.alternatives else (),
+        expect=expect,
+    )
+
+
 class ProgramCases(SignatureCases):
     """The calls of a program, for formats that compute outputs only."""
 

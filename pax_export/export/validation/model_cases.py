@@ -39,18 +39,30 @@ def model_cases(
     model: LoweredModel,
     examples: Mapping[str, Sequence[Any]] | None = None,
     budget: Budget | None = None,
+    more: Mapping[str, Mapping[str, Arrays]] | None = None,
 ) -> Iterator[Case]:
-    """Calls of all signatures with gradients and new state, by examples or random numbers."""
+    """Calls of all signatures with gradients and new state, by examples or random numbers.
+
+    There are `more` calls of some signatures, by their labels.
+    """
     parts = [
-        _ModelCases(model, program, signature, (examples or {}).get(program.key, ()))
+        _ModelCases(
+            model, program, signature,
+            (examples or {}).get(program.key, ()), (more or {}).get(program.key, {}),
+        )
         for program, signature in zip(model.programs, model.signatures)
-    ]
+    ]  # fmt: skip
     return cases_in_turns(parts, budget or Budget())
 
 
 class _ModelCases(ProgramCases):
     def __init__(
-        self, model: LoweredModel, program: Program, signature: Signature, examples: Sequence[Any]
+        self,
+        model: LoweredModel,
+        program: Program,
+        signature: Signature,
+        examples: Sequence[Any],
+        more: Mapping[str, Arrays],
     ):
         names = (model.store.variables[place].name for place in model.store.of_leaf)
         around = signature.processing
@@ -59,6 +71,7 @@ class _ModelCases(ProgramCases):
         self.advice = "" if examples else self.advice
         self._processed = named_examples(around.inputs, examples, self.key) if around else []
         self._model, self._signature, self._trains = model, signature, program.trains
+        self._more = more
         self._function = program.traced.function
         gradient = signature.gradient
         calls = [signature.forward, *([gradient.call] if gradient else [])]
@@ -67,12 +80,17 @@ class _ModelCases(ProgramCases):
     def steps(self) -> list[CaseStep]:
         """Returns the calls without gradients: of the model, and with its processors."""
         steps, around = super().steps(), self._signature.processing
+        make = self._processed_case if around else self.make_case
+        more = [
+            CaseStep(f"{self.key} {label}".strip(), partial(make, label, given))
+            for label, given in self._more.items()
+        ]
         if around is None:
-            return steps
+            return [*steps, *more]
         structs = input_structs(around.inputs)
         whole = self.labeled_steps(self._processed_case, structs, self._processed)
         # One of each kind comes first.
-        return [*steps[:1], *whole[:1], *steps[1:], *whole[1:]]
+        return [*steps[:1], *whole[:1], *steps[1:], *whole[1:], *more]
 
     def make_case(self, label: str, inputs: Arrays) -> Case:
         case = super().make_case(label, inputs)

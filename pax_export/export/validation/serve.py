@@ -2,10 +2,10 @@
 
     python serve.py FILE.py:FUNCTION PATH CASES.npz RESULTS.npz all|each|once IMPORT ...
 
-FUNCTION runs the calls, see `pax_export.export.artifact.formats`. A case has a ``signature``,
-``inputs`` by name, and optional ``cotangents`` by output. Results are outputs by name, changed
-variables as ``variable:NAME`` and gradients as ``gradient:NAME``. Arrays of dtypes that numpy lacks
-are stored as bytes.
+FUNCTION runs the calls, see `pax_export.export.artifact.formats`; `prepare_process` of FILE.py, if
+it is there, gets the path before. A case has a ``signature``, ``inputs`` by name, and optional
+``cotangents`` by output. Results are outputs by name, changed variables as ``variable:NAME`` and
+gradients as ``gradient:NAME``. Arrays of dtypes that numpy lacks are stored as bytes.
 """
 
 from __future__ import annotations
@@ -90,6 +90,7 @@ def main(place: str, path: str, cases: str, results: str, mode: str, *imports: s
         if name.removesuffix("lib") not in imports:
             sys.modules[name] = None  # type: ignore[assignment]  # importing it fails now
     run = _load_function(place)
+    getattr(sys.modules[run.__module__], "prepare_process", str)(path)
     calls = load(cases)
     if mode == "all":
         save(results, [{"results": each} for each in run(path, calls)])

@@ -23,6 +23,11 @@ ALL = [
 ]
 
 
+def left_out(report):
+    """Without the call in a session, which brief calls make whatever the time."""
+    return [text for text in report.left_out if not text.endswith("in a session")]
+
+
 @pytest.fixture
 def no_time(monkeypatch):
     """As for a model that takes minutes to compile."""
@@ -41,7 +46,7 @@ def test_of_a_small_model_everything_is_tested(tmp_path, monkeypatch, to, name):
 def test_without_budget_one_call_is_made_and_reported(tmp_path, no_time):
     report = to_saved_model(MODEL, tmp_path / "m", spec("n, 3"))
     assert report.validated == "here"
-    assert list(report.left_out) == ALL
+    assert left_out(report) == ALL
     assert list(report.largest_error) == ["serving_default: output"]
     for text in ALL:
         assert f"\n  left out    {text}\n" in str(report)
@@ -51,7 +56,7 @@ def test_without_budget_one_call_is_made_and_reported(tmp_path, no_time):
 def test_of_a_bundle_that_takes_long_gradients_are_left_out(tmp_path, no_time, monkeypatch):
     monkeypatch.setattr(functions, "_SMALL", 0)
     report = to_stablehlo(MODEL, tmp_path / "m", spec("n, 3"), vjp_order=1)
-    assert list(report.left_out) == ALL
+    assert left_out(report) == ALL
     assert list(report.largest_error) == ["serving_default: output"]
     report = to_stablehlo(MODEL, tmp_path / "n", spec("n, 3"), vjp_order=1, validate="full")
     assert (report.validated, report.left_out) == ("here", ())
@@ -108,7 +113,7 @@ def test_of_many_equal_layers_it_keeps_its_time(tmp_path, monkeypatch):
     monkeypatch.setattr(export_run, "SPARE", -1e6)
     net = pax.Sequential(*[layer for _ in range(40) for layer in (pax.Linear(3, 3), jax.nn.relu)])
     report = to_saved_model(net, tmp_path / "m", spec("n, 3"))
-    assert list(report.left_out) == ALL
+    assert left_out(report) == ALL
 
 
 @pytest.mark.parametrize(("to", "name"), FORMATS)

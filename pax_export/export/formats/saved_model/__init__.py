@@ -24,6 +24,13 @@ SAVED_MODEL = Format(
             "help": "of savedmodel: the oldest TensorFlow that must run it",
         },
         "vjp_order": ORDERS,
+        "warmup": {
+            "type": int,
+            "nargs": "+",
+            "metavar": "N",
+            "help": "of savedmodel: sizes of requests that TensorFlow Serving answers before it "
+            "serves the model",
+        },
     },
     loads_without_jax=True,
     has_variables=True,
@@ -35,6 +42,7 @@ SAVED_MODEL = Format(
         "variables/variables.index",
         "variables/variables.data-*-of-*",
         "pax_export_retarget.json",
+        "assets.extra/tf_serving_warmup_requests",
     ),
     plain_path=True,
 )

@@ -17,7 +17,7 @@ from pax_export._types import PyTree
 from pax_export.export.artifact import compatibility
 from pax_export.export.artifact.checking import write_sums
 from pax_export.export.artifact.report import Report, package_versions
-from pax_export.export.formats.saved_model import SAVED_MODEL, checkpoint, writer
+from pax_export.export.formats.saved_model import SAVED_MODEL, checkpoint, warmup, writer
 from pax_export.export.formats.saved_model.operations.program import lower_to_graph
 from pax_export.export.formats.saved_model.processing import Processors
 from pax_export.export.formats.saved_model.run import run as run_saved_model
@@ -44,8 +44,10 @@ from pax_export.export.tracing.exportable import (
 )
 from pax_export.export.tracing.programs import Program, trace_all
 from pax_export.export.validation.budget import Budget
+from pax_export.export.validation.cases import named_examples, with_sessions
 from pax_export.export.validation.integers import in_float32
 from pax_export.export.validation.model_cases import model_cases
+from pax_export.export.validation.serve import Arrays
 from pax_export.export.validation.validate import Case
 from pax_export.export.validation.validate import validate as validated
 
@@ -67,6 +69,7 @@ def to_saved_model(
     platforms: Sequence[str] = PLATFORMS,
     operations: Literal["tensorflow", "xla"] | None = None,
     consumer: str | None = None,
+    warmup: Sequence[int | Mapping[str, int]] = (),
     **options: Unpack[ExportOptions],
 ) -> Report:
     """Writes a model as a SavedModel that TensorFlow serves without jax.
@@ -111,7 +114,12 @@ def to_saved_model(
             runs without XLA; raises if it lacks one of the model.  None is ``"xla"``.
         consumer: the oldest TensorFlow that must run it, e.g. ``"tensorflow>=2.17"``; raises if
             the model needs a newer one.  The export always supports the oldest possible one.
-        **options: those of every writer, `ExportOptions`.
+        warmup: the sizes of requests that TensorFlow Serving answers before it serves this
+            version, so that no client waits for XLA: ``[1, 8, 64]`` for signatures with one
+            symbolic size, ``[{"batch": 1, "length": 128}]`` for more.  The inputs are the first
+            example, repeated, or zeros.  The validation makes these calls, too.
+        **options: those of every writer, `ExportOptions`.  `validate` calls each signature once
+            more in a session, as TensorFlow Serving does.
 
     Returns:
         The report, which can be printed, and is stored with the model as ``pax_export.json``.
@@ -152,6 +160,7 @@ def to_saved_model(
         consumer=consumer,
         examples=request.calls(keys),
         operations=operations,
+        warmup=warmup,
     )
     return run_export(exporter, request)
 
@@ -170,6 +179,7 @@ class _SavedModelExporter(FormatExporter):
     platforms: tuple[str, ...]
     consumer: str | None
     examples: Mapping[str, Any]
+    warmup: Sequence[int | Mapping[str, int]]
     operations: str | None = None
 
     def find(self, request: Request) -> None:
@@ -216,7 +226,21 @@ class _SavedModelExporter(FormatExporter):
         for signature in lowered.signatures:
             compatibility.check(self.consumer, lowered.oldest_tensorflow, signature.key)
         given = model, programs, request
-        return _SavedModelContents(model.name, lowered.store.infos(), self, lowered, given)
+        requests = warmup.warmup_requests(
+            self.warmup, lowered.signature_infos(), self._examples(lowered)
+        )
+        return _SavedModelContents(
+            model.name, lowered.store.infos(), self, lowered, given, requests
+        )
+
+    def _examples(self, lowered: LoweredModel) -> dict[str, list[Arrays]]:
+        """The examples of each signature by input."""
+        return {
+            key: named_examples(around.inputs if around else program.inputs, given, key)
+            for signature, program in zip(lowered.signatures, lowered.programs)
+            for key, around in [(signature.key, signature.processing)]
+            if (given := self.examples.get(key))
+        }
 
     def partial(self) -> FormatExporter:
         return replace(
@@ -226,6 +250,7 @@ class _SavedModelExporter(FormatExporter):
             state="frozen",
             trainable=False,
             vjp_order=0,
+            warmup=(),
         )
 
 
@@ -235,6 +260,7 @@ class _SavedModelContents(Contents):
     lowered: LoweredModel
     #: The lowered model and programs, and the user's options for them.
     given: tuple[Exportable, Sequence[Program], Request]
+    requests: Mapping[str, warmup.Requests]
 
     def estimate_bytes(self) -> int:
         infos = self.lowered.signature_infos().values()
@@ -243,12 +269,15 @@ class _SavedModelContents(Contents):
     def write(self, place: Path) -> None:
         lowered = self.lowered
         writer.write(place, lowered.store, lowered.signatures, lowered.initializer)
+        warmup.write_requests(place, self.requests)
 
     def stored(self) -> Mapping[str, Any]:
         return {each.name: each.value for each in self.lowered.store.stored}
 
     def cases(self, budget: Budget) -> Iterator[Case]:
-        return model_cases(self.lowered, self.exporter.examples, budget)
+        cases = model_cases(self.lowered, self.exporter.examples, budget, self.requests)
+        # XLA compiles each again.
+        return with_sessions(cases, budget, every=self.exporter.operations == "tensorflow")
 
     def test(self, exporter: FormatExporter, place: Path, run: ExportRun) -> dict[str, float]:
         """Arrays that were deferred are read for good if calls are made."""

@@ -5,8 +5,11 @@ A fresh process that can import neither jax nor this package loads this file by 
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +18,16 @@ Arrays = dict[str, np.ndarray]
 #: The key of the error of a call that failed, where the others go on.
 FAILED = "!"
 _PIECE = 1 << 20
+_INITIALIZE = "__saved_model_init_op"
+
+
+def prepare_process(directory: str) -> None:
+    """Turns XLA off in this process, as TensorFlow Serving starts, unless the export calls it."""
+    if b"XlaCallModule" in Path(directory, "saved_model.pb").read_bytes():
+        return
+    folder = Path(str(importlib.import_module("tensorflow").__file__)).parent
+    for library in folder.glob("libtensorflow_cc.*"):  # not on Windows
+        ctypes.CDLL(str(library))._ZN10tensorflow21DisableXlaCompilationEv()
 
 
 def run(
@@ -25,7 +38,7 @@ def run(
     A case has ``signature``, ``inputs`` (arrays by name), and perhaps ``cotangents`` (arrays by
     the name of an output), for which gradients are wanted.  Of each come the outputs by name; the
     variables that it changed, as ``variable:NAME``; and gradients, as ``gradient:NAME`` of an
-    input or a trainable variable.
+    input or a trainable variable.  With the stage ``"session"``, only outputs come.
 
     With `weights`, all variables by name, their memory is shared instead of reading them.
     """
@@ -33,10 +46,57 @@ def run(
     model = _load_model(tf, directory, weights)
     before = {name: tf.identity(variable) for name, variable in model.leaves.items()}
     results = []
-    for case in cases:
-        outputs = _call_stages(tf, model, case) if case.get("stage") else _call_one(tf, model, case)
-        results.append({**outputs, **_restore_changed(model, before)})
+    with closing(_Session(tf, directory)) as session:
+        for case in cases:
+            if case.get("stage") == "session":
+                results.append(session.call(case))
+                continue
+            call = _call_stages if case.get("stage") else _call_one
+            outputs = call(tf, model, case)
+            results.append({**outputs, **_restore_changed(model, before)})
     return results
+
+
+class _Session:
+    """Calls an export by its graph alone, as C programs, Java and TensorFlow Serving do.
+
+    It does what `LoadSavedModel` of TensorFlow's C++ does.
+    """
+
+    def __init__(self, tf: Any, directory: str):
+        self._folder = Path(directory)
+        protos = importlib.import_module("tensorflow.core.protobuf.saved_model_pb2")
+        model = protos.SavedModel.FromString((self._folder / "saved_model.pb").read_bytes())
+        (graph,) = (each for each in model.meta_graphs if "serve" in each.meta_info_def.tags)
+        functions = graph.graph_def.library.function
+        self._assigns = any(x.op.startswith("Assign") for each in functions for x in each.node_def)
+        self._graph, self._restored = graph, False
+        self._session = tf.compat.v1.Session(graph=tf.Graph())
+        try:
+            with self._session.graph.as_default():
+                tf.graph_util.import_graph_def(graph.graph_def, name="")
+        except ValueError as error:
+            raise ValueError(f"sessions and servers cannot import its graph: {error}") from error
+        self.close = self._session.close
+
+    def call(self, case: Mapping[str, Any]) -> Arrays:
+        if self._assigns or not self._restored:
+            self._restore()
+        signature = self._graph.signature_def[case["signature"]]
+        given = {signature.inputs[name].name: value for name, value in case["inputs"].items()}
+        return self._session.run({k: each.name for k, each in signature.outputs.items()}, given)
+
+    def _restore(self) -> None:
+        saver, signatures = self._graph.saver_def, self._graph.signature_def
+        values = str(self._folder / "variables" / "variables")
+        self._session.run(saver.restore_op_name, {saver.filename_tensor_name: values})
+        for each in signatures[_INITIALIZE].outputs.values() if _INITIALIZE in signatures else ():
+            assets = {
+                asset.tensor_info.name: str(self._folder / "assets" / asset.filename)
+                for asset in self._graph.asset_file_def
+            }
+            self._session.run(each.name, assets)
+        self._restored = True
 
 
 def _load_model(tf: Any, directory: str, weights: Mapping[str, Any] | None) -> Any:

@@ -57,7 +57,7 @@ def _save_with_tensorflow(directory: Path, store: Store, signatures: Sequence[Si
     tf = tensorflow("to_saved_model")
     variables = make_variables(store)
     root = _make_root(tf, store.variables, variables)
-    functions = {each.key: _make_signature(root, each, variables) for each in signatures}
+    functions = {each.key: _make_signature(tf, root, each, variables) for each in signatures}
     options = tf.saved_model.SaveOptions(
         experimental_custom_gradients=any(each.gradient for each in signatures)
     )
@@ -76,7 +76,7 @@ def _save_with_tensorflow(directory: Path, store: Store, signatures: Sequence[Si
     rename_tables(directory)
 
 
-def _make_signature(root: Any, signature: Signature, variables: Sequence[Any]) -> Any:
+def _make_signature(tf: Any, root: Any, signature: Signature, variables: Sequence[Any]) -> Any:
     """The function to serve; its processors are attributes of the root, so that they are kept."""
     gradient = make_gradient(signature)
     if gradient is not None:
@@ -85,7 +85,10 @@ def _make_signature(root: Any, signature: Signature, variables: Sequence[Any]) -
         return make_function(signature, variables, gradient).get_concrete_function()
     stages = make_stages(signature, variables, gradient)
     root.stages[signature.key] = stages
-    root.resources.extend(signature.processing.trackables)
+    for each in signature.processing.trackables:
+        # A variable of Keras saves a copy, and a session would not restore the one it reads.
+        values = (getattr(variable, "value", None) for variable in getattr(each, "variables", ()))
+        root.resources += [each, *(value for value in values if isinstance(value, tf.Variable))]
     return make_whole(signature, stages).get_concrete_function()
 
 

@@ -243,18 +243,21 @@ def _add_saver(
     keys = [checkpoint_key(variables[place].name) for place in places]
     dtypes = [specs[place].dtype for place in places]
     add_node(nodes, "saver/file", "Placeholder", dtype=STRING, shape=shape([]))
-    _add_texts(nodes, "saver/names", keys)
-    _add_texts(nodes, "saver/whole", [""] * len(keys))
-    given = ["saver/file", "saver/names", "saver/whole"]
-    add_node(nodes, "saver/values", "RestoreV2", given, dtypes=dtypes)
+    written = []
+    if places:  # no kernel saves or restores nothing
+        _add_texts(nodes, "saver/names", keys)
+        _add_texts(nodes, "saver/whole", [""] * len(keys))
+        given = ["saver/file", "saver/names", "saver/whole"]
+        add_node(nodes, "saver/values", "RestoreV2", given, dtypes=dtypes)
+        reads = [f"saver/read/{place}" for place in places]
+        add_node(nodes, "saver/write", "SaveV2", [*given, *reads], dtypes=dtypes)
+        written = ["^saver/write"]
     for number, (place, dtype) in enumerate(zip(places, dtypes)):
         value = [_handle_name(place), f"saver/values:{number}"]
         add_node(nodes, f"saver/restore/{place}", "AssignVariableOp", value, dtype=dtype)
         add_node(nodes, f"saver/read/{place}", "ReadVariableOp", [_handle_name(place)], dtype=dtype)
     add_node(nodes, "saver/restore", "NoOp", [f"^saver/restore/{place}" for place in places])
-    reads = [f"saver/read/{place}" for place in places]
-    add_node(nodes, "saver/write", "SaveV2", [*given, *reads], dtypes=dtypes)
-    add_node(nodes, "saver/save", "Identity", ["saver/file", "^saver/write"], T=STRING)
+    add_node(nodes, "saver/save", "Identity", ["saver/file", *written], T=STRING)
     return {
         "filename_tensor_name": "saver/file:0",
         "save_tensor_name": "saver/save:0",
