@@ -18,6 +18,7 @@ import functools
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import jax
@@ -411,23 +412,43 @@ jacfwd = _make_derivative(jax.jacfwd)
 jacrev = _make_derivative(jax.jacrev)
 hessian = _make_derivative(jax.hessian)
 
+_here: ContextVar[bool] = ContextVar("pax_export_for_libraries", default=False)
 _lock, _depth = threading.Lock(), 0
+
+
+def _only_here(first: Callable, ours: Callable) -> Callable:
+    """A function that is jax's `first` in all threads but in a block of `for_libraries`."""
+
+    @functools.wraps(first)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        return (ours if _here.get() else first)(*args, **kwargs)
+
+    return function
+
+
+_PAD_HERE, _SCAN_HERE = _only_here(_PAD, pad), _only_here(_SCAN, scan)
 
 
 @contextlib.contextmanager
 def for_libraries() -> Iterator[None]:
-    """A block in which flax and haiku, which call `jax.numpy.pad` and `jax.lax.scan`, call ours."""
+    """A block in which flax and haiku, which call `jax.numpy.pad` and `jax.lax.scan`, call ours.
+
+    Both names in jax are replaced meanwhile, because jax asks for numbers before it binds a
+    primitive; what other threads call is still jax's function.
+    """
 
     def enter(step: int) -> None:
         global _depth
         with _lock:  # of exports in other threads
             _depth += step
-            jnp.pad, lax.scan = (pad, scan) if _depth else (_PAD, _SCAN)
+            jnp.pad, lax.scan = (_PAD_HERE, _SCAN_HERE) if _depth else (_PAD, _SCAN)
 
     enter(1)
+    token = _here.set(True)
     try:
         yield
     finally:
+        _here.reset(token)
         enter(-1)
 
 

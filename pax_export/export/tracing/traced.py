@@ -123,7 +123,7 @@ def _traced_by_jax(jitted: Any, structs: Sequence[Any]) -> Any:
         except Exception as error:  # of the model: raised again if the second trace fails, too
             if not re.search("symbolic dimension|shape polymorphism", str(error), re.IGNORECASE):
                 raise
-            # Names in jax change for this trace only, because other threads see them, too.
+            # Names in jax change for this trace only; other threads get jax's functions by them.
             with suppress(Exception), symbolic_numpy.for_libraries():
                 return jitted.trace(list(structs))
             raise

@@ -2,6 +2,7 @@
 
 import inspect
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import haiku as hk
 import jax
@@ -376,3 +377,22 @@ def test_libraries_take_sizes_of_any_value(tmp_path, name):
     for one, other in zip(jax.tree.leaves(load(tmp_path / "m.onnx")(x)), jax.tree.leaves(expected)):
         assert_close(one, other, rtol=1e-4, atol=1e-5)
     assert (jnp.pad, lax.scan) == (pad, scan)
+
+
+def test_other_threads_keep_the_functions_of_jax_meanwhile(tmp_path):
+    refused = []
+
+    def elsewhere():
+        scan = OF_LIBRARIES["length"]
+        (t,) = jax.export.symbolic_shape("t")
+        with pytest.raises(Exception, match="constant"):
+            jax.eval_shape(scan, jax.ShapeDtypeStruct((t, 3), np.float32))
+        refused.append(lax.scan)
+
+    def model(x):
+        with ThreadPoolExecutor() as other:
+            other.submit(elsewhere).result()
+        return OF_LIBRARIES["length"](x)[0]
+
+    to_onnx(model, tmp_path / "m.onnx", spec("t, 3"), card=False)
+    assert len(refused) > 1 and lax.scan is refused[0]
