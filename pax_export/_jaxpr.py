@@ -5,6 +5,8 @@ Nothing here is imported from jax's internals: a program is data, with the names
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -139,9 +141,18 @@ def jaxpr_dtypes(program: TracedProgram) -> set[Any]:
 
 
 def jaxpr_sizes(program: TracedProgram) -> set[str]:
-    """Returns the symbolic sizes of the results of all operations in a traced program, as text."""
-    results = (each for equation in _equations_once(program) for each in equation.outvars)
-    sizes = {size for each in results for size in getattr(each.aval, "shape", ())}
+    """Returns symbolic sizes of a traced program, as text, that are at least 1 where it can run.
+
+    They are those of the results of all operations; jax takes a reshape of any symbolic sizes, so
+    there is one more that is 1 only where it keeps the number of elements, and another.
+    """
+    sizes = set()
+    for equation in _equations_once(program):
+        shapes = [getattr(each.aval, "shape", ()) for each in equation.outvars]
+        sizes.update(itertools.chain(*shapes))
+        if equation.primitive.name == "reshape":
+            lost = math.prod(equation.invars[0].aval.shape) - math.prod(shapes[0])
+            sizes |= {1 - lost, 1 + lost}
     return {str(size) for size in sizes if not isinstance(size, int)}
 
 

@@ -29,7 +29,7 @@ from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.exportable import layer_of
 from pax_export.export.tracing.source_lines import is_users
 from pax_export.export.tracing.spec import Inputs
-from pax_export.export.tracing.traced import for_symbolic_sizes
+from pax_export.export.tracing.traced import is_of_size, trace_with_sizes
 
 #: How to put a net of other libraries into eval mode.
 EVAL_MODE = (
@@ -92,8 +92,7 @@ def _error_with(
     try:
         scope = jax.export.SymbolicScope((*inputs.constraints, *constraints))
         given = [_resized(dtypes.stored(each), scope, sizes or {}) for each in structs]
-        with for_symbolic_sizes(given):
-            jax.eval_shape(function, given)
+        trace_with_sizes(lambda: jax.eval_shape(function, given), given)
     except Exception as error:  # of jax, or of the model
         return error
     return None
@@ -130,7 +129,7 @@ def _some_numbers(inputs: Inputs) -> Iterator[dict[str, int]]:
 
 def _of_sizes(error: Exception, inputs: Inputs, retrace: Retrace) -> SymbolicDimensionError:
     named = _words(str(error), inputs) or list(inputs.dimensions)
-    proposed = _proposal(error, named, retrace)
+    proposed, error = _proposal(error, named, retrace)
     guilty = _words(proposed, inputs) or named
     names = ", ".join(guilty)
     explained = SymbolicDimensionError(
@@ -179,7 +178,8 @@ def _called_functions(error: Exception) -> Iterator[str]:
 
 
 _ORDERED = re.compile(r"comparison '(.+?)' ([<>]=?) '(.+?)' is inconclusive")
-_EXTREME = re.compile(r"\b(?:min|max)\((-?\d+), ")
+_EXTREME = re.compile(r"\b(?:min|max)\(")
+_NUMBER = re.compile(r"(?:(-?\d+), (.*)|(.*), (-?\d+))")
 _DIVIDED = re.compile(r"\b(?:floordiv|mod)\(.*?, (?:- )?(\d+)\b")
 #: The number of constraints that are proposed together, and of traces to find each.
 _MOST, _TRIALS = 3, 4
@@ -187,41 +187,51 @@ _MOST, _TRIALS = 3, 4
 _LARGEST = 2**20
 
 
-def _proposal(error: Exception, names: Sequence[str], retrace: Retrace) -> str:
-    """Constraints, or a multiple of a size, with which the model was traced; "" if none helped."""
-    if found := _constraints(error, retrace):
-        return f"constraints=({' '.join(f'{each!r},' for each in found)}); or "
+def _proposal(error: Exception, names: Sequence[str], retrace: Retrace) -> tuple[str, Exception]:
+    """Constraints, or a multiple of a size, with which the model was traced; "" if none helped.
+
+    Then the error is the one that no constraint decides.
+    """
+    found, undecided = _constraints(error, retrace)
+    for each in found[:-1]:  # what a later one implies
+        without = tuple(other for other in found if other != each)
+        found = without if retrace(without) is None else found
+    if found:
+        return f"constraints=({' '.join(f'{each!r},' for each in found)}); or ", error
     factor = math.lcm(*map(int, _DIVIDED.findall(str(error))))
     for name in names if factor > 1 else ():
         if retrace(sizes={name: f"{factor}*{name}"}) is None:
-            return f"'{factor}*{name}' in its spec; or "
-    return ""
+            return f"'{factor}*{name}' in its spec; or ", error
+    return "", undecided
 
 
-def _constraints(error: Exception, retrace: Retrace) -> tuple[str, ...]:
+def _constraints(error: Exception, retrace: Retrace) -> tuple[tuple[str, ...], Exception]:
+    """Constraints with which the model was traced, or the last error about a size without any."""
     known: tuple[str, ...] = ()
     for _ in range(_MOST):
         offered = itertools.islice(_decisions(str(error)), _TRIALS)
         errors = {(*known, each): retrace((*known, each)) for each in offered if each not in known}
         for tried, other in errors.items():
             if other is None:
-                return tried
+                return tried, error
         further = ((tried, e) for tried, e in errors.items() if e and str(e) != str(error))
-        known, error = next(further, ((), error))  # at the next comparison
+        known, other = next(further, ((), error))  # at the next comparison
+        error = other if is_of_size(other) else error
         if not known:
             break
-    return ()
+    return (), error
 
 
 def _decisions(text: str) -> Iterator[str]:
     """The constraints that decide the comparisons in an error; those of large sizes come first."""
     found: list[tuple[str, str]] = []
-    for each in _EXTREME.finditer(text):
-        size, bound = _balanced(text[each.end() :]), each[1]
-        found.append((f"{size} >= {bound}", f"{size} <= {bound}"))
     for size, order, bound in _ORDERED.findall(text):
         least = f"{bound} + 1" if order in (">", "<=") else bound
         found.append((f"{size} >= {least}", f"{least} >= {size} + 1"))
+    for each in _EXTREME.finditer(text):
+        if match := _NUMBER.fullmatch(_balanced(text[each.end() :])):
+            size, bound = match[2] or match[3], match[1] or match[4]
+            found.append((f"{size} >= {bound}", f"{size} <= {bound}"))
     for sides in found:
         bounds = sorted(map(_of_variable, sides), key=lambda each: ">=" not in each)
         yield from dict.fromkeys((*bounds, *sides))

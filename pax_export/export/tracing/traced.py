@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -95,7 +95,7 @@ def trace(
 ) -> Traced:
     """Traces a flat function, `outlined` if layers repeat; refuses callbacks to Python."""
     jitted = lowerable = jax.jit(function)
-    traced = _traced_by_jax(jitted, structs)
+    traced = trace_with_sizes(lambda: jitted.trace(list(structs)), structs)
     _refuse_callbacks(traced.jaxpr)
     results = tuple(jax.ShapeDtypeStruct(out.shape, out.dtype) for out in traced.out_info)
     whole = discharged(traced.jaxpr)
@@ -115,18 +115,27 @@ def _call_program(program: Any, operands: list[Any]) -> list[Any]:
     return jaxpr_as_fun(program)(*operands)
 
 
-def _traced_by_jax(jitted: Any, structs: Sequence[Any]) -> Any:
-    """Traces a jitted function; for libraries that ask for numbers of symbolic sizes, again."""
+def trace_with_sizes(trace: Callable[[], Any], structs: Sequence[Any]) -> Any:
+    """Traces a function of arrays like `structs`; again for libraries, if sizes are not enough."""
     with for_symbolic_sizes(structs):
         try:
-            return jitted.trace(list(structs))
+            return trace()
         except Exception as error:  # of the model: raised again if the second trace fails, too
-            if not re.search("symbolic dimension|shape polymorphism", str(error), re.IGNORECASE):
+            if not is_of_size(error):
                 raise
             # Names in jax change for this trace only; other threads get jax's functions by them.
-            with suppress(Exception), symbolic_numpy.for_libraries():
-                return jitted.trace(list(structs))
+            with symbolic_numpy.for_libraries():
+                try:
+                    return trace()
+                except Exception as other:  # further on, unless the first trace broke the model
+                    if is_of_size(other):
+                        raise
             raise
+
+
+def is_of_size(error: Exception) -> bool:
+    """Returns whether jax raised an error because it does not know a symbolic size."""
+    return bool(re.search("symbolic dimension|shape polymorphism", str(error), re.IGNORECASE))
 
 
 def _has_symbolic_sizes(structs: Sequence[Any]) -> bool:

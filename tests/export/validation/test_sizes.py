@@ -16,6 +16,7 @@ windows = pax.Sequential(
 MODELS = {
     "windows": (windows, "b, h, w, 3", 3),
     "a mean of the rest": (lambda x: x[:, 7:].mean(1), "b, t", 7),
+    "halves": (lambda x: x.reshape(x.shape[0] // 2, 2, x.shape[1] // 2, 2).mean(3), "h, w", 1),
 }
 
 
