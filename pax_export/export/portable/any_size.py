@@ -1,4 +1,4 @@
-"""Replaces operations that jax lowers or differentiates for static sizes only.
+"""Replaces operations that jax lowers or differentiates for static sizes, or other than 0, only.
 
 Each becomes a program of operations that jax supports for any size. `lowerable` prepares programs
 for lowering, `differentiable` for `jax.vjp` and `jax.jvp`, whose result is then made lowerable.
@@ -16,7 +16,11 @@ from jax.extend.core import jaxpr_as_fun
 from jax.lax import linalg
 
 from pax_export._jax import find_sparse, scan_operands
-from pax_export.export.portable.decompositions.linear_algebra import cholesky_update
+from pax_export.export.portable.decompositions.linear_algebra import (
+    cholesky_update,
+    ormqr,
+    tridiagonal_solve,
+)
 from pax_export.export.portable.decompositions.reductions import reduce_prod
 from pax_export.export.portable.decompositions.windows import by_loop, greatest, least
 from pax_export.export.portable.fourier import fourier_sums
@@ -30,7 +34,7 @@ Functions = dict[str, Callable[[Any], Callable[..., Any] | None]]
 
 
 def lowerable(program: Any) -> Any:
-    """Replaces operations with symbolic sizes that jax cannot lower."""
+    """Replaces operations with symbolic sizes, or sizes of 0, that jax cannot lower."""
     return rewritten(program, partial(_replacement, _LOWERED))
 
 
@@ -274,8 +278,19 @@ def _triangular(equation: Any) -> Callable[..., Any] | None:
     return solve
 
 
+def _without_elements(function: Callable[..., Any]) -> Callable[[Any], Callable | None]:
+    """For operations of which jax lowers the first element of an operand, if it has none."""
+    return lambda equation: (
+        partial(function, **equation.params)
+        if any(0 in each.aval.shape for each in equation.invars)
+        else None
+    )
+
+
 _LOWERED: Functions = {
     "scan": _scan,
+    "ormqr": _without_elements(ormqr),
+    "tridiagonal_solve": _without_elements(tridiagonal_solve),
     "fft": lambda equation: (
         partial(fourier_sums, **equation.params)
         if _is_symbolic(*equation.params["fft_lengths"])

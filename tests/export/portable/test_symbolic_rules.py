@@ -396,3 +396,18 @@ def test_other_threads_keep_the_functions_of_jax_meanwhile(tmp_path):
 
     to_onnx(model, tmp_path / "m.onnx", spec("t, 3"), card=False)
     assert len(refused) > 1 and lax.scan is refused[0]
+
+
+@pytest.mark.parametrize(
+    ("operation", "shapes"),
+    [
+        (lax.linalg.ormqr, [(4, 0), (0,), (4, 2)]),
+        (lax.linalg.tridiagonal_solve, [(0,), (0,), (0,), (0, 2)]),
+    ],
+)
+def test_arrays_without_elements_are_lowered(operation, shapes):
+    arrays = [np.ones(shape, np.float32) for shape in shapes]
+    program = lowerable(jax.make_jaxpr(operation)(*arrays))
+    function = jax.jit(jaxpr_as_fun(program))
+    assert function.trace(*arrays).lower(lowering_platforms=("tpu",))
+    np.testing.assert_array_equal(function(*arrays)[0], arrays[-1])

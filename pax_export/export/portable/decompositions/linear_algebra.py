@@ -298,7 +298,7 @@ def tridiagonal_solve(low: Array, middle: Array, high: Array, b: Array, **_: obj
         x = right - ratio[..., None] * x
         return x, x
 
-    zero: Any = jnp.zeros_like(rows[0][0]), jnp.zeros_like(right_sides[0])
+    zero: Any = tuple(jnp.zeros(each.shape[1:], each.dtype) for each in (rows[0], right_sides))
     _, both = lax.scan(forwards, zero, (*rows, right_sides))
     _, found = lax.scan(backwards, zero[1], both, reverse=True)
     return jnp.moveaxis(found, 0, -2)
