@@ -209,15 +209,15 @@ def _constraints(error: Exception, retrace: Retrace) -> tuple[tuple[str, ...], E
     """Constraints with which the model was traced, or the last error about a size without any."""
     known: tuple[str, ...] = ()
     for _ in range(_MOST):
-        offered = itertools.islice(_decisions(str(error)), _TRIALS)
-        errors = {(*known, each): retrace((*known, each)) for each in offered if each not in known}
-        for tried, other in errors.items():
+        for each in itertools.islice(_decisions(str(error)), _TRIALS):
+            other = retrace((*known, each))
             if other is None:
-                return tried, error
-        further = ((tried, e) for tried, e in errors.items() if e and str(e) != str(error))
-        known, other = next(further, ((), error))  # at the next comparison
-        error = other if is_of_size(other) else error
-        if not known:
+                return (*known, each), error
+            is_further = is_of_size(other) or any(_decisions(str(other)))
+            if is_further and str(other) != str(error):
+                known, error = (*known, each), other
+                break
+        else:
             break
     return (), error
 
