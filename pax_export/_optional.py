@@ -29,6 +29,7 @@ PACKAGES = {
     "genai": ("onnx>=1.20", "onnxruntime>=1.24", "onnxruntime-genai>=0.18"),
     "openvino": ("openvino>=2026.0",),
     "iree": ("iree-base-compiler>=3.0", "iree-base-runtime>=3.0"),
+    "hub": ("huggingface_hub>=1.0",),
     "rich": ("rich>=13.7",),
     "drawing": ("fast-sugiyama>=0.5",),
     "adopt": (*_SAFETENSORS, "gguf>=0.17", "h5py>=3.11"),

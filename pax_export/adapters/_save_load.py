@@ -20,9 +20,9 @@ from pax_export._errors import (
     a_few,
     near_names,
 )
-from pax_export._files import directory
+from pax_export._files import directory, hub
 from pax_export._files.overwrite_guard import Belongs, some_names
-from pax_export._files.paths import as_path, read_small_file
+from pax_export._files.paths import read_small_file
 from pax_export._types import PyTree
 from pax_export.adapters import _layer as layers
 from pax_export.adapters import _peft as peft
@@ -195,17 +195,20 @@ def load(
     name: str = "default",
     rename: Mapping[str, str] | None = None,
     key: Any = None,
+    revision: str | None = None,
 ) -> M:
     """Loads adapters from a folder into a net.
 
     Args:
         net: the net they were trained for, with or without adapters of other names.
-        folder: a folder written by `save` or PEFT, with LoRA or DoRA in safetensors.
+        folder: a folder written by `save` or PEFT, with LoRA or DoRA in safetensors; or
+            ``"organization/name"`` on the Hugging Face Hub.
         name: the name of the loaded adapters.
         rename: from paths of the net to paths of the file, as in `save`.  Several dense layers
             may have the same path in the file: the outputs of a fused layer are split among them,
             in the order of this mapping.
         key: the random key of dropout; drawn from the global stream by default.
+        revision: a branch, tag or commit on the Hub.
 
     Returns:
         The net with the active adapters, with the ranks and scales of the file.
@@ -226,7 +229,7 @@ def load(
         {'default': LoRA(rank=2, alpha=2.0)}
     """
     require_module(net, "adapters.load")
-    place = as_path(folder, "folder")
+    place = hub.local_path(folder, revision)
     config = _read_config(place)
     reading = Reading(net, _check_rename(rename, net, "adapters.load"), _read_arrays(place))
     reading.has_tied_head = bool(_tied_layers(net))

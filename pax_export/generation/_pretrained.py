@@ -6,19 +6,24 @@ import os
 from dataclasses import replace
 
 from pax_export._errors import MissingWeightsFileError, TokenizerError
-from pax_export._files.paths import as_path
+from pax_export._files import hub
 from pax_export._types import PyTree
 from pax_export.generation._tokenizer import Tokenizer
 from pax_export.nets import Decoder
 
 
-def from_pretrained(path: str | os.PathLike[str], **options: PyTree) -> tuple[Decoder, Tokenizer]:
+def from_pretrained(
+    path: str | os.PathLike[str], *, revision: str | None = None, **options: PyTree
+) -> tuple[Decoder, Tokenizer]:
     """Loads a language model and its tokenizer.
 
     Stop tokens come from the net's files or, if these have none, from the tokenizer.
 
     Args:
-        path: a folder of transformers with ``tokenizer.json``, or a GGUF file.
+        path: a folder of transformers with ``tokenizer.json``, or a GGUF file; or a model of the
+            Hugging Face Hub (extra ``[hub]``), ``"HuggingFaceTB/SmolLM2-135M-Instruct"``, or a file
+            of it, ``"organization/name/model.gguf"``.
+        revision: a branch, tag or commit on the Hub.
         **options: arguments of `Decoder.from_pretrained` or `Decoder.from_gguf`: ``layers``,
             ``dtype``, ``config``.
 
@@ -39,7 +44,7 @@ def from_pretrained(path: str | os.PathLike[str], **options: PyTree) -> tuple[De
         ...         print(error.what)
         The folder has no tokenizer.json.
     """
-    where = as_path(path)
+    where = hub.local_path(path, revision)
     if not where.exists():
         raise MissingWeightsFileError(
             "The path is not a language model.",

@@ -18,9 +18,9 @@ from pax_export._errors import (
     errors_in,
     named_line,
 )
-from pax_export._files import directory, disk, stale_temporaries
+from pax_export._files import directory, disk, hub, stale_temporaries
 from pax_export._files.overwrite_guard import some_names
-from pax_export._files.paths import as_path, read_small_file
+from pax_export._files.paths import read_small_file
 from pax_export._optional import require
 from pax_export._types import PyTree
 from pax_export.generation._chat_template import render
@@ -100,19 +100,22 @@ class Tokenizer:
     # --- of a file ------------------------------------------------------------------------
 
     @classmethod
-    def from_pretrained(cls, path: str | os.PathLike[str]) -> Tokenizer:
+    def from_pretrained(
+        cls, path: str | os.PathLike[str], *, revision: str | None = None
+    ) -> Tokenizer:
         """Loads the tokenizer of a transformers folder, or a file ``tokenizer.json``.
 
         Args:
-            path: the folder with ``tokenizer.json``; special tokens and chat templates are read
-                from ``tokenizer_config.json``, ``special_tokens_map.json`` and
+            path: the folder with ``tokenizer.json``, or a model of the Hub; special tokens and chat
+                templates are read from ``tokenizer_config.json``, ``special_tokens_map.json`` and
                 ``chat_template.jinja`` next to it, if these exist.
+            revision: a branch, tag or commit on the Hub.
 
         Raises:
             TokenizerError: ``tokenizer.json`` is missing or unreadable.
             MissingPackageError: tokenizers is not installed.
         """
-        path = as_path(path)
+        path = hub.local_path(path, revision)
         folder, file = (path, path / "tokenizer.json") if path.is_dir() else (path.parent, path)
         described = folder / "tokenizer_config.json"
         content, config = _read_text(file), _optional_json(described)

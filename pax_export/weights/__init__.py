@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from pax_export._files.hub import push_to_hub
 from pax_export.weights._file import open_weights
 from pax_export.weights._leaves import LoadReport, compare_leaves, leaves_by_name, mismatch_error
 from pax_export.weights._metadata import Description, describe_array, is_key
@@ -32,6 +33,7 @@ __all__ = [
     "adopt",
     "load_weights",
     "open_source",
+    "push_to_hub",
     "save_as",
     "save_weights",
 ]

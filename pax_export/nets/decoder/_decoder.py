@@ -12,6 +12,7 @@ from jax.tree_util import tree_flatten, tree_leaves, tree_map
 
 from pax_export._check import checked_choice
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export._files import hub
 from pax_export._jax import is_tracer
 from pax_export._quantized import times_transposed
 from pax_export.core import Module
@@ -157,6 +158,7 @@ class Decoder(Module):
         config: DecoderConfig | None = None,
         layers: str = "scanned",
         dtype: Any = None,
+        revision: str | None = None,
     ) -> Decoder:
         """Loads a transformers folder with ``config.json`` and safetensors files.
 
@@ -165,7 +167,8 @@ class Decoder(Module):
         ``tie_word_embeddings`` is.
 
         Args:
-            folder: the path of the folder; see `DecoderConfig.from_hf` for supported models.
+            folder: the path of the folder, or ``"organization/name"`` on the Hugging Face Hub; see
+                `DecoderConfig.from_hf` for supported models.
             config: a configuration to use instead of ``config.json``, for other architectures
                 that compute the same and have the tensor names of Llama (of GPT-2, Phi-3 or
                 StarCoder 2 with ``family="gpt2"``, ``"phi3"`` or ``"starcoder2"``, of Gemma 2
@@ -173,6 +176,7 @@ class Decoder(Module):
             layers: ``"scanned"`` or ``"listed"``.
             dtype: the dtype of the weights, as a jax, numpy or torch dtype or a name; by default
                 that of the file.
+            revision: a branch, tag or commit on the Hub.
 
         Returns:
             A `Decoder`.
@@ -189,7 +193,7 @@ class Decoder(Module):
         dtype = weight_dtype(dtype, "Decoder.from_pretrained")
         if config is not None:
             _check_config(config, "Decoder.from_pretrained(config=...)")
-        return decoder_of_folder(cls, folder, config, layers, dtype)
+        return decoder_of_folder(cls, hub.local_path(folder, revision), config, layers, dtype)
 
     # --- with stacked layers or with a list -----------------------------------------------
 

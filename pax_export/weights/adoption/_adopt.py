@@ -134,6 +134,7 @@ def adopt(
     rules: object = None,
     mesh: AnyMesh | None = None,
     dtype: DTypeLike | None = None,
+    revision: str | None = None,
 ) -> tuple[T, AdoptionReport]:
     """Returns a module with the weights of a file of any framework.
 
@@ -142,7 +143,8 @@ def adopt(
 
     Args:
         net: the module to start from; it may be abstract (`jax.eval_shape`), with shardings.
-        source: what `open_source` accepts: a path, or a mapping of names to arrays.
+        source: what `open_source` accepts: a path, a model of the Hub, or a mapping of names to
+            arrays.
         rename: a name in the source, or its prefix -> the path of a leaf or layer. On both sides,
             ``*`` matches a name or a part of one, and ``**`` any number of names.
         ignore: names of the source, or patterns, to leave out.
@@ -164,6 +166,7 @@ def adopt(
         rules: sharding rules, as for `sharding.shard`; require ``mesh``.
         mesh: the mesh for the leaves, each placed before the next is read.
         dtype: the dtype of floating leaves; by default the module's.
+        revision: a branch, tag or commit of the model on the Hub.
 
     Returns:
         The new module, and an `AdoptionReport`.
@@ -199,7 +202,7 @@ def adopt(
             write="mesh=pax.sharding.make_mesh(data=-1)",
         )
     lying = None if mesh is None else jax.tree_util.tree_leaves(shardings(net, mesh, rules))
-    with open_source(source) as file:
+    with open_source(source, revision=revision) as file:
         study, opened = _possible_study(net, source, file, options)
         filler = _Filler(net, leaves, opened, study, dict(zip(leaves, lying or [])), dtype)
         if reference is None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import cast
 
 from pax_export._errors import WeightsFileError
+from pax_export._files import hub
 from pax_export._files.overwrite_guard import some_names
 from pax_export.weights._file import describe_file
 from pax_export.weights.sources import _mapping, _orbax, _sharded, _tensorflow
@@ -35,18 +36,21 @@ _KINDS = [each.KIND for each in (*READERS, _sharded, _orbax, _mapping)]
 _READABLE = f"one of these: {', '.join(_KINDS)}"
 
 
-def open_source(source: object, *, keep_quantised: bool = False) -> Source:
+def open_source(
+    source: object, *, keep_quantised: bool = False, revision: str | None = None
+) -> Source:
     """Opens a file of weights of any framework, or a mapping of arrays.
 
     The format is detected by content. No code of the file runs, and arrays are read on use.
 
     Args:
-        source: the path of a file or folder; a mapping of names to arrays, possibly nested; or
-            a module.
+        source: the path of a file or folder; ``"organization/name"``, a model of the Hugging Face
+            Hub (extra ``[hub]``); a mapping of names to arrays, possibly nested; or a module.
         keep_quantised: return low-bit arrays as integers instead of dequantizing them. An array
             ``w`` of a GGUF file is then an entry ``w`` of int8, one ``w.scales`` and perhaps one
             ``w.minima``, each with a number per block of neighbors along the last axis:
             ``w * scales + minima``.
+        revision: a branch, tag or commit of the model on the Hub.
 
     Returns:
         The open `Source`, a context manager.
@@ -69,7 +73,7 @@ def open_source(source: object, *, keep_quantised: bool = False) -> Source:
         return source
     if not isinstance(source, (str, os.PathLike)):
         return _mapping.read(source)
-    path = Path(os.fsdecode(source))
+    path = hub.local_path(os.fsdecode(source), revision)
     with ExitStack() as resources:
         read = _read_folder if os.path.isdir(path) else _read_file
         with refuse_damaged(str(path), "source of weights"):
