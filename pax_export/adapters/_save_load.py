@@ -20,7 +20,7 @@ from pax_export._errors import (
     a_few,
     near_names,
 )
-from pax_export._files import directory, hub
+from pax_export._files import directory
 from pax_export._files.overwrite_guard import Belongs, some_names
 from pax_export._files.paths import read_small_file
 from pax_export._types import PyTree
@@ -42,7 +42,7 @@ from pax_export.core import (
     next_rng_key,
     require_module,
 )
-from pax_export.weights import open_weights, require_values, save_weights
+from pax_export.weights import local_path, open_weights, require_values, save_weights
 
 M = TypeVar("M")
 _LARGEST_CONFIG = 1 << 24  # bytes
@@ -229,7 +229,7 @@ def load(
         {'default': LoRA(rank=2, alpha=2.0)}
     """
     require_module(net, "adapters.load")
-    place = hub.local_path(folder, revision)
+    place = local_path(folder, revision)
     config = _read_config(place)
     reading = Reading(net, _check_rename(rename, net, "adapters.load"), _read_arrays(place))
     reading.has_tied_head = bool(_tied_layers(net))

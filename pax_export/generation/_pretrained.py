@@ -6,10 +6,10 @@ import os
 from dataclasses import replace
 
 from pax_export._errors import MissingWeightsFileError, TokenizerError
-from pax_export._files import hub
 from pax_export._types import PyTree
 from pax_export.generation._tokenizer import Tokenizer
 from pax_export.nets import Decoder
+from pax_export.weights import local_path
 
 
 def from_pretrained(
@@ -44,7 +44,7 @@ def from_pretrained(
         ...         print(error.what)
         The folder has no tokenizer.json.
     """
-    where = hub.local_path(path, revision)
+    where = local_path(path, revision)
     if not where.exists():
         raise MissingWeightsFileError(
             "The path is not a language model.",

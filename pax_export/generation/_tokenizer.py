@@ -18,7 +18,7 @@ from pax_export._errors import (
     errors_in,
     named_line,
 )
-from pax_export._files import directory, disk, hub, stale_temporaries
+from pax_export._files import directory, disk, stale_temporaries
 from pax_export._files.overwrite_guard import some_names
 from pax_export._files.paths import read_small_file
 from pax_export._optional import require
@@ -26,7 +26,7 @@ from pax_export._types import PyTree
 from pax_export.generation._chat_template import render
 from pax_export.generation._foreign_keywords import TEMPLATE_KEYWORDS
 from pax_export.generation._vocabularies import of_gguf, of_json
-from pax_export.weights import open_source
+from pax_export.weights import local_path, open_source
 
 #: Ids of the package tokenizers have 32 bits.
 _MOST_IDS = 1 << 32
@@ -115,7 +115,7 @@ class Tokenizer:
             TokenizerError: ``tokenizer.json`` is missing or unreadable.
             MissingPackageError: tokenizers is not installed.
         """
-        path = hub.local_path(path, revision)
+        path = local_path(path, revision)
         folder, file = (path, path / "tokenizer.json") if path.is_dir() else (path.parent, path)
         described = folder / "tokenizer_config.json"
         content, config = _read_text(file), _optional_json(described)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from pax_export._files.hub import push_to_hub
 from pax_export.weights._file import open_weights
+from pax_export.weights._hub import local_path, push_to_hub
 from pax_export.weights._leaves import LoadReport, compare_leaves, leaves_by_name, mismatch_error
 from pax_export.weights._metadata import Description, describe_array, is_key
 from pax_export.weights._save_load import (

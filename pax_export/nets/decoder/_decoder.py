@@ -12,7 +12,6 @@ from jax.tree_util import tree_flatten, tree_leaves, tree_map
 
 from pax_export._check import checked_choice
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
-from pax_export._files import hub
 from pax_export._jax import is_tracer
 from pax_export._quantized import times_transposed
 from pax_export.core import Module
@@ -40,6 +39,7 @@ from pax_export.nn import (
     weight_in_use,
 )
 from pax_export.transforms import stack_layers, unstack_layers, vmap
+from pax_export.weights import local_path
 
 _FORMS = ("scanned", "listed")
 
@@ -193,7 +193,7 @@ class Decoder(Module):
         dtype = weight_dtype(dtype, "Decoder.from_pretrained")
         if config is not None:
             _check_config(config, "Decoder.from_pretrained(config=...)")
-        return decoder_of_folder(cls, hub.local_path(folder, revision), config, layers, dtype)
+        return decoder_of_folder(cls, local_path(folder, revision), config, layers, dtype)
 
     # --- with stacked layers or with a list -----------------------------------------------
 

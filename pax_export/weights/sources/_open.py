@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import cast
 
 from pax_export._errors import WeightsFileError
-from pax_export._files import hub
 from pax_export._files.overwrite_guard import some_names
 from pax_export.weights._file import describe_file
+from pax_export.weights._hub import local_path
 from pax_export.weights.sources import _mapping, _orbax, _sharded, _tensorflow
 from pax_export.weights.sources._source import InputFile, Reader, Source, refuse_damaged
 
@@ -73,7 +73,7 @@ def open_source(
         return source
     if not isinstance(source, (str, os.PathLike)):
         return _mapping.read(source)
-    path = hub.local_path(os.fsdecode(source), revision)
+    path = local_path(os.fsdecode(source), revision)
     with ExitStack() as resources:
         read = _read_folder if os.path.isdir(path) else _read_file
         with refuse_damaged(str(path), "source of weights"):

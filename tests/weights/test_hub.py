@@ -10,10 +10,10 @@ from safetensors.numpy import save
 
 import pax_export as pax
 from pax_export.errors import ExportPathError, MissingWeightsFileError
-from tests.files.hub_server import TOKEN, hub
 from tests.generation.test_runtimes import ascii_tokenizer
 from tests.nets import decoder_reference as reference
 from tests.refusals import refused
+from tests.weights.hub_server import TOKEN, hub
 
 constants = pytest.importorskip("huggingface_hub.constants")
 
@@ -91,7 +91,8 @@ def test_a_full_disk(server, monkeypatch):
         pax.weights.open_source("some/net")
 
 
-def test_a_language_model_goes_there_and_comes_back(server, tmp_path):
+def test_a_language_model_goes_there_and_comes_back(server, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
     config = {**reference.CONFIGS["llama"], "vocab_size": 270}
     folder = reference.write_folder(tmp_path / "local", config, reference.random_weights(config))
     lm = pax.nets.Decoder.from_pretrained(folder)
@@ -99,7 +100,6 @@ def test_a_language_model_goes_there_and_comes_back(server, tmp_path):
     url = pax.weights.push_to_hub(tmp_path / "lm", "me/lm", private=True, revision="v1")
     assert url.startswith("http://127.0.0.1/me/lm/commit/")
     assert "me/lm" in server.private
-    server.private.clear()
     card = server.repos["me/lm"]["v1"]["README.md"].decode()
     assert card.startswith("---\nlibrary_name: pax-export\n")
     found, tokenizer = pax.generation.from_pretrained("me/lm", revision="v1")
@@ -141,6 +141,6 @@ def test_a_report_is_named_in_the_card(server, tmp_path):
 
 def test_without_huggingface_hub(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("pax_export._files.hub.find_spec", lambda name: None)
+    monkeypatch.setattr("pax_export.weights._hub.find_spec", lambda name: None)
     with refused(MissingWeightsFileError, "pax-export[hub]"):
         pax.weights.open_source("some/net")
