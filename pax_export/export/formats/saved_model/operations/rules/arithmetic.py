@@ -125,9 +125,9 @@ def rem(builder: GraphBuilder, x: Tensor, y: Tensor, **_: object) -> Tensor:
 
 def _whole(builder: GraphBuilder, x: Tensor, y: Tensor, of: Tensor) -> tuple[Tensor, Any]:
     """A quotient of whole numbers, and where it is by 0, which TensorFlow refuses."""
-    if of.known is not None and np.all(of.known != 0) and np.all(of.known != of.dtype.type(-1)):
-        return builder("TruncateDiv", x, y), None
     minus, is_signed = np.array(-1).astype(of.dtype), of.dtype.kind == "i"
+    if of.known is not None and np.all(of.known != 0) and np.all(of.known != minus):
+        return builder("TruncateDiv", x, y), None
     by_zero, safe = builder("Equal", y, builder.like(0, of)), y
     by_minus = builder("Equal", y, minus) if is_signed else None
     bad = builder("LogicalOr", by_zero, by_minus) if by_minus is not None else by_zero
