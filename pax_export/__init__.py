@@ -131,6 +131,10 @@ if not TYPE_CHECKING:  # they take the names above, and would believe in any nam
         """Returns the subpackage that has a public name which the package itself lacks."""
         if name.startswith("_"):
             return ""  # names that Python and notebooks look up
+        if name == "Parameter":
+            return "; a parameter is an array that a pax.ParameterModule has as an attribute"
+        if callable(getattr(sys.modules.get("jax.nn"), name.lower(), None)):
+            return f"; functions are layers, too: jax.nn.{name.lower()}"
         homes = []
         for room in sorted(_PUBLIC_ROOMS):
             try:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import jax
 
-from pax_export._errors import InvalidArgumentError
+from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._types import PyTree
 from pax_export.core import _check, _edit, _methods, _mutable, _parameters, _summary, _tree
 from pax_export.core._containers import READ_ONLY, copy_containers
@@ -22,6 +22,15 @@ from pax_export.core._pure import purecall, require_module
 from pax_export.core._state_dict import load_state_dict, state_dict
 from pax_export.core._traversal import apply_bottom_up, map_submodules, rebuild_tree, submodules
 from pax_export.core.selections import Selection, freeze_at
+
+
+def _refuse_forward(self: Module, *args: object, **kwargs: object) -> NoReturn:
+    raise InvalidArgumentTypeError(
+        "A module is called by its method __call__, not by forward.",
+        where=type(self).__name__,
+        got="a class with forward and without __call__",
+        write="def __call__(self, x): ... in place of def forward(self, x): ...",
+    )
 
 
 def _refuse_reserved(cls: type) -> None:
@@ -72,6 +81,8 @@ class Module(_tree.Node, metaclass=ModuleMeta):
     def __init_subclass__(cls, **kwargs: object):
         super().__init_subclass__(**kwargs)
         _refuse_reserved(cls)
+        if "forward" in vars(cls) and not any("__call__" in vars(each) for each in cls.__mro__):
+            cls.__call__ = _refuse_forward
 
     __dict__ = property(_tree.attributes_of)  # type: ignore  # filled when looked at
 

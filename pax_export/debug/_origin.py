@@ -36,6 +36,7 @@ class _Producer:
     operands: Sequence[Any]
     results: Sequence[Any]
     rounds: tuple[int, ...] = ()
+    line: str = ""  # of the call around it, where jax keeps none for the operation
 
 
 def operation_error(
@@ -50,7 +51,7 @@ def operation_error(
             got=_text(found.results[0]),
             write="finite numbers",
         )
-    name, source = found.equation.primitive.name, line_of(found.equation) or line
+    name, source = found.equation.primitive.name, line_of(found.equation) or found.line or line
     bad = next(value for value in found.results if is_bad(value))
     rounds = "".join(f", round {number} of a loop" for number in found.rounds)
     return NonFiniteError(
@@ -121,7 +122,10 @@ def _first_producer(program: TracedProgram, arguments: Sequence[Any], around: st
         return _Producer(None, around, (), (value,))
     while before := _bad_operand(found, made):
         found = before
-    return _find_inside(found) or found
+    inside = _find_inside(found)
+    if inside is None:
+        return found
+    return replace(inside, line=inside.line or line_of(found.equation))
 
 
 def _bad_operand(found: _Producer, made: dict[Any, _Producer]) -> _Producer | None:

@@ -178,11 +178,15 @@ def _return_same(y: jax.Array) -> jax.Array:
 def require_channels(x: Array, axis: int, size: int, layer: Module) -> None:
     """Raises unless the number of channels of an input is that of the layer."""
     if x.shape[axis] != size:
+        write = f"an input of that many channels, or a layer built for {x.shape[axis]} channels"
+        if (format := getattr(layer, "data_format", "")) and x.shape[1 if axis > 1 else -1] == size:
+            other = format[0] + "C" + format[1:-1] if axis > 1 else format.replace("C", "") + "C"
+            write = f"data_format={other!r}, or {write}"
         raise InvalidArgumentError(
             f"The input must have {size} channels on axis {axis}.",
             where=repr(layer),
             got=f"shape {x.shape}",
-            write=f"an input of that many channels, or a layer built for {x.shape[axis]} channels",
+            write=write,
         )
 
 

@@ -9,7 +9,7 @@ import re
 import sys
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -220,7 +220,22 @@ def from_optax(transformation: object) -> Callable[[Any], OptaxOptimizer]:
         >>> bool((updates.weight == grads.weight).all())
         True
     """
-    return functools.partial(OptaxOptimizer, KeyedTransformation(transformation))
+    return _Recipe(OptaxOptimizer, KeyedTransformation(transformation))
+
+
+class _Recipe(functools.partial):
+    """What makes optimizers; jax refuses it in place of one by an error of ours."""
+
+
+def _refuse_recipe(recipe: _Recipe) -> NoReturn:
+    raise InvalidArgumentTypeError(
+        "What from_optax returns makes an optimizer, and is none yet.",
+        got="from_optax(...) among the arguments of a transform of jax",
+        write="optimizer = pax.optim.from_optax(optax.adam(1e-3))(net.parameters())",
+    )
+
+
+jax.tree_util.register_pytree_node(_Recipe, _refuse_recipe, lambda *_: None)
 
 
 def _as_state(state: PyTree, params: PyTree) -> Any:

@@ -185,8 +185,8 @@ def _make_methods(
                 f"{owner} does not have this method.",
                 where=f"methods[{key!r}]",
                 got=repr(given),
-                write='methods={"serving_default": "__call__"}, with names of methods or '
-                "functions that take the model first",
+                write="a method of it, methods={'encode': 'encode'} with inputs={'encode': ...}, "
+                "or a function that takes the model first",
             )
         return replace(entry, key=key)
 
