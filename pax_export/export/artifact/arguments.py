@@ -223,3 +223,14 @@ def default_of(signatures: Mapping[str, Any]) -> Any:
         got=", ".join(signatures),
         write=f"model.signatures[{next(iter(signatures))!r}](...)",
     )
+
+
+def tensorflow_keyword(name: str) -> str:
+    """Returns the keyword that TensorFlow makes of a name, and by which it sorts arguments.
+
+    Example:
+        >>> sorted(["x.a", "x2"], key=tensorflow_keyword)
+        ['x2', 'x.a']
+    """
+    word = name.replace(".", "_").replace("-", "_")
+    return word if word[0].isalpha() else f"arg_{word}"

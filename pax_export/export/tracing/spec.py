@@ -23,6 +23,7 @@ from pax_export._jax import scope_constraints
 from pax_export._types import PyTree
 from pax_export.core import path_name
 from pax_export.export.artifact import dimensions
+from pax_export.export.artifact.arguments import tensorflow_keyword
 from pax_export.export.artifact.structure import collect, fixed_arguments
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.static import (
@@ -206,8 +207,10 @@ def resolve_inputs(
         paths.append(path)
         shardings.append(getattr(leaf, "sharding", None))
     new_args, new_kwargs = jax.tree_util.tree_unflatten(tree, structs)
-    # TensorFlow calls a signature by keywords, none of which is a word of Python.
-    legal = signature_names(f"{name}_" if keyword.iskeyword(name) else name for name in names)
+    # TensorFlow calls a signature by keywords, none of which is a word of Python or `self`.
+    legal = signature_names(
+        f"{name}_" if keyword.iskeyword(name) or name == "self" else name for name in names
+    )
     flat = tuple(Input(*entry) for entry in zip(legal, paths, structs, shardings, names))
     arguments = dict(zip(positional, new_args)) | new_kwargs
     # The user's own dimension text, from here or from where the scope was created.
@@ -514,13 +517,7 @@ def signature_names(names: Iterable[str]) -> list[str]:
         >>> signature_names(["x", "X", "a.b", "a_b"])
         ['x', 'X-1', 'a.b', 'a_b-1']
     """
-    return legal_names(names, _keyword_of)
-
-
-def _keyword_of(name: str) -> str:
-    """Returns the keyword that TensorFlow makes of a name, in small letters."""
-    word = re.sub(r"[.\-]", "_", name).lower()
-    return word if word[0].isalpha() else f"arg_{word}"
+    return legal_names(names, lambda name: tensorflow_keyword(name).lower())
 
 
 def describe_structure(tree: PyTree, names: Iterable[str]) -> dict[str, Any]:

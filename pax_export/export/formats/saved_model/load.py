@@ -14,7 +14,12 @@ from typing import Any
 import numpy as np
 
 from pax_export._optional import require
-from pax_export.export.artifact.arguments import Arguments, default_of, is_of_jax
+from pax_export.export.artifact.arguments import (
+    Arguments,
+    default_of,
+    is_of_jax,
+    tensorflow_keyword,
+)
 from pax_export.export.artifact.report import Report, SignatureInfo
 from pax_export.export.artifact.structure import rebuild
 
@@ -183,7 +188,7 @@ class DirectCall:
         """Prepares calls of a signature of a SavedModel, with tensors by name."""
         outputs = function.structured_outputs
         # TensorFlow's order of named arguments.
-        self._inputs = sorted(function.structured_input_signature[1])
+        self._inputs = sorted(function.structured_input_signature[1], key=tensorflow_keyword)
         self._outputs = sorted(outputs)
         self._variables = list(function.captured_inputs)
         self._run = functools.partial(

@@ -56,6 +56,14 @@ def test_names_stay_with_their_arrays(export, direct):
     assert len(direct) == 1
 
 
+def test_arguments_are_in_the_order_of_their_keywords(export, direct):
+    inputs = ({"a": spec("n")}, spec("n"), spec("n"))
+    loaded, _ = export(({}, lambda p, x, x2, self: x["a"] - 2 * x2 - 3 * self), inputs)
+    for _ in range(2):
+        assert loaded({"a": np.ones(1)}, np.zeros(1), np.ones(1)).tolist() == [-2]
+    assert len(direct) == 1
+
+
 @pytest.mark.parametrize("dtype", [bool, np.uint8, np.complex64, ml_dtypes.bfloat16])
 def test_any_dtype_and_layout_can_be_given(export, direct, dtype):
     loaded, _ = export(({}, lambda p, x: x), spec("n, m", dtype=np.dtype(dtype).name))

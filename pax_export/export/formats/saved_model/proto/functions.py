@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pax_export.export.artifact.arguments import tensorflow_keyword
 from pax_export.export.artifact.dtypes import is_inexact
 from pax_export.export.formats.saved_model.proto import schemas
 from pax_export.export.formats.saved_model.proto.nodes import (
@@ -186,8 +187,9 @@ class SignatureWriter:
     def _write_forward(self) -> GraphFunction:
         """Reads variables, calls the module, and assigns new state to variables."""
         signature, body = self._signature, Body(self._functions, self._names[0])
-        # TensorFlow sorts arguments and results by name.
-        inputs = sorted((name, Operand("input", i)) for i, name in enumerate(signature.input_names))
+        # TensorFlow sorts arguments by keyword, and results by name.
+        inputs = [(name, Operand("input", i)) for i, name in enumerate(signature.input_names)]
+        inputs.sort(key=lambda each: tensorflow_keyword(each[0]))
         outputs = sorted((name, place) for place, name in enumerate(signature.output_names))
         tensors = {operand: operand.name for _, operand in inputs}
         for operand in tensors:
