@@ -29,13 +29,15 @@ _FORMAT = 1
 SHA256 = "sha256"
 #: The name of its external data file, and the hash of that file.
 DATA, DATA_SHA256 = "external_data", "external_data_sha256"
+#: How a server runs the export.
+SERVED = "served"
 #: The largest difference in other runtimes that were asked, by their names.
 TESTED_IN = "largest_error_in"
 #: Runtime name -> results of `certify`.
 CERTIFIED = "certified"
 #: The roundings to half precision that a file computes in float32.
 HALF = "half precision"
-_UNSHOWN = ("runs_in", SHA256, DATA_SHA256)
+_UNSHOWN = ("runs_in", SERVED, SHA256, DATA_SHA256)
 _MUCH = 0.1  # of the outputs, if a file loses it
 _FEW = 8  # names that are printed one by one
 
@@ -225,6 +227,7 @@ class Report:
             f"  variables   {self._variables_text()}, {bytes_text(self.variable_bytes)}",
             "  graph       " + ", ".join(self._graph_parts()),
             f"  runs in     {self._runs_in()}",
+            *[f"  served      {self.details[SERVED]}"] * (SERVED in self.details),
             "  made by     " + ", ".join(f"{k} {v}" for k, v in self.versions.items()),
             "  validated   " + self._validation_text(),
             *(f"  certified   {text}" for text in self.certified),

@@ -6,7 +6,8 @@ number of functions over them:
     variables = make_variables(store)
     functions = {each.key: make_function(each, variables) for each in signatures}
 
-One call of a signature is one `XlaCallModule` operation, as in jax2tf.
+One call of a signature is one `XlaCallModule` operation, as in jax2tf, or a graph of TensorFlow's
+own operations.
 """
 
 from __future__ import annotations
@@ -210,7 +211,9 @@ def _needed_operands(first: Gradient, second: Gradient) -> list[int]:
     return sorted(used)
 
 
-def _call_module(tf: object, lowered: Lowered, operands: Sequence[Any]) -> list[Any]:
+def _call_module(tf: Any, lowered: Lowered, operands: Sequence[Any]) -> list[Any]:
+    if lowered.graph is not None:
+        return lowered.graph.imported([operands[index] for index in lowered.kept], tf)
     # TensorFlow exports no public name for the operation that it made for jax.
     xla = require("tensorflow.compiler.tf2xla.python.xla", "tensorflow", "to_saved_model")
     given = [operands[index] for index in lowered.kept]

@@ -72,6 +72,8 @@ class Lowered:
     neutral: bool = False  # lowered with rules for all platforms
     #: The program for a writer of TensorFlow's operations, instead of StableHLO.
     graph: Any = None
+    #: Whether the runtime differentiates the program as jax does, so that no gradient is written.
+    differentiates: bool = False
 
     @property
     def oldest_tensorflow(self) -> compatibility.Version:

@@ -335,7 +335,9 @@ class _Lowering:
         """Returns a gradient, or a description of the error if it is not required."""
         try:
             pullback = vjp(traced, wrt, of)
-            lowered = self.lower(pullback, self.platforms, names=program.operand_names)
+            lowered = replace(before, constants=(), kept=(), results=pullback.results)
+            if not before.differentiates:
+                lowered = self.lower(pullback, self.platforms, names=program.operand_names)
         # jax, and any custom derivative, may raise any exception here: of an unknown
         # size, of a loop, of a shape.  The model itself has been traced and lowered by now.
         except Exception as error:  # the report has it

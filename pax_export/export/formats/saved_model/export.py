@@ -16,14 +16,19 @@ from pax_export._optional import find
 from pax_export._types import PyTree
 from pax_export.export.artifact import compatibility
 from pax_export.export.artifact.checking import write_sums
-from pax_export.export.artifact.report import Report, package_versions
+from pax_export.export.artifact.report import SERVED, Report, package_versions
 from pax_export.export.formats.saved_model import SAVED_MODEL, checkpoint, warmup, writer
 from pax_export.export.formats.saved_model.operations.program import lower_to_graph
 from pax_export.export.formats.saved_model.processing import Processors
 from pax_export.export.formats.saved_model.run import run as run_saved_model
 from pax_export.export.formats.tf_functions import tensorflow
 from pax_export.export.lowering.lower import CALLING_CONVENTION, lower_traced
-from pax_export.export.lowering.lowered_model import LoweredModel, lower_model, vjp_orders
+from pax_export.export.lowering.lowered_model import (
+    Lower,
+    LoweredModel,
+    lower_model,
+    vjp_orders,
+)
 from pax_export.export.pipeline.arguments import (
     PLATFORMS,
     ExportOptions,
@@ -194,6 +199,12 @@ class _SavedModelExporter(FormatExporter):
         tensorflow("to_saved_model")
 
     @property
+    def _lower(self) -> Lower:
+        if self.operations != "tensorflow":
+            return lower_traced
+        return partial(lower_to_graph, trains=self.trainable is not False and not self.processes)
+
+    @property
     def processes(self) -> bool:
         """Whether the model has processors, functions of TensorFlow."""
         return bool(self.around.preprocess or self.around.postprocess)
@@ -220,7 +231,7 @@ class _SavedModelExporter(FormatExporter):
             self.vjp_order,
             defer=True,
             initialize=not self.processes,
-            lower=lower_to_graph if self.operations == "tensorflow" else lower_traced,
+            lower=self._lower,
         )
         lowered = self.around.around(lowered, request.constraints)
         for signature in lowered.signatures:
@@ -252,6 +263,10 @@ class _SavedModelExporter(FormatExporter):
             vjp_order=0,
             warmup=(),
         )
+
+
+#: How a server is started for an export that XLA compiles.
+_WITH_XLA = " --xla_cpu_compilation_enabled=true, on GPUs --xla_gpu_compilation_enabled=true"
 
 
 @dataclass(frozen=True)
@@ -312,13 +327,15 @@ class _SavedModelContents(Contents):
 
     def report_fields(self, place: Path, written: Any, run: ExportRun) -> dict[str, Any]:
         lowered, uses_tensorflow = self.lowered, run.calls or self.exporter.processes
+        is_graph = self.exporter.operations == "tensorflow"
+        served = "by tensorflow_model_server" + ("" if is_graph else _WITH_XLA)
         return {
             "signatures": lowered.signature_infos(),
             "graph_bytes": (place / "saved_model.pb").stat().st_size,
             "platforms": lowered.platforms,
             "oldest_tensorflow": compatibility.format_version(lowered.oldest_tensorflow),
-            "stablehlo": compatibility.format_version(lowered.stablehlo),
-            "calling_convention": CALLING_CONVENTION,
+            "stablehlo": "" if is_graph else compatibility.format_version(lowered.stablehlo),
+            "calling_convention": 0 if is_graph else CALLING_CONVENTION,
             "versions": package_versions(*["tensorflow"] * uses_tensorflow),
-            "details": in_float32(self.stored()),
+            "details": in_float32(self.stored()) | {SERVED: served},
         }

@@ -120,3 +120,76 @@ def test_refusals(tmp_path):
     with pytest.raises(UnsupportedOperationError, match="eig"):
         _exported(lambda x: jnp.linalg.eig(x)[0], tmp_path / "m", spec("3, 3"))
     assert not (tmp_path / "m").exists()
+
+
+def _functions(path):
+    from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
+
+    graph = SavedModel.FromString((path / "saved_model.pb").read_bytes()).meta_graphs[0].graph_def
+    return len(graph.library.function)
+
+
+def _ties(params, x):
+    return jnp.maximum(x * params["w"], 0) + jax.nn.relu(x) + x.max(-1, keepdims=True)
+
+
+def test_tensorflow_differentiates_the_graph_itself(tmp_path):
+    model = {"w": jnp.ones(3)}, _ties
+    _exported(model, tmp_path / "m", spec("b, 3"), trainable=True)
+    assert _functions(tmp_path / "m") == 1  # none of gradients
+    loaded = tf.saved_model.load(str(tmp_path / "m"))
+    x = np.array([[0, 0, 1], [2, 2, -1]], np.float32)
+    given = tf.constant(x)
+    with tf.GradientTape() as second:
+        second.watch(given)
+        with tf.GradientTape() as first:
+            first.watch(given)
+            (y,) = loaded.signatures["serving_default"](x=given).values()
+            total = tf.reduce_sum(y**3)
+        slopes = first.gradient(total, given)
+    wanted = jax.grad(lambda x: (_ties(model[0], x) ** 3).sum())
+    np.testing.assert_allclose(slopes, wanted(x), rtol=1e-5)
+    curved = jax.grad(lambda x: wanted(x).sum())(x)
+    np.testing.assert_allclose(second.gradient(slopes, given), curved, rtol=1e-5)
+
+
+@jax.custom_vjp
+def _rounded(x):
+    return jnp.round(x)
+
+
+_rounded.defvjp(lambda x: (_rounded(x), None), lambda _, slope: (slope,))
+
+
+def test_custom_derivatives_stay_those_of_the_model(tmp_path):
+    model = {"w": jnp.ones(3)}, lambda params, x: _rounded(x * params["w"])
+    _exported(model, tmp_path / "m", spec("b, 3"), trainable=True)
+    assert _functions(tmp_path / "m") > 1
+    assert "XlaCallModule" not in _operators(tmp_path / "m")
+    loaded = tf.saved_model.load(str(tmp_path / "m"))
+    x = tf.constant([[0.3, 1.7, 2.2]])
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        (y,) = loaded.signatures["serving_default"](x=x).values()
+    np.testing.assert_array_equal(tape.gradient(y, x), np.ones((1, 3)))
+
+
+def test_empty_batches_of_convolutions(tmp_path):
+    """Of no images, TensorFlow's convolution has the shape of its input."""
+    net = pax.Sequential(pax.Conv2D(3, 8, 3), jax.nn.relu, pax.Conv2D(8, 4, 3))
+    _exported(net, tmp_path / "m", spec("b, 8, 8, 3"))
+    loaded = tf.saved_model.load(str(tmp_path / "m"))
+    call = loaded.signatures["serving_default"]
+    for count in (0, 2):
+        (found,) = call(x=tf.zeros((count, 8, 8, 3))).values()
+        assert found.shape == net(jnp.zeros((count, 8, 8, 3))).shape
+
+
+def test_processors(tmp_path):
+    report = _exported(
+        pax.Linear(8, 4), tmp_path / "m", spec("b, 8"),
+        preprocess=lambda x: tf.cast(x, tf.float32) / 255.0,
+        preprocess_inputs=spec("b, 8", "uint8"), postprocess=lambda y: tf.argmax(y, -1),
+    )  # fmt: skip
+    assert "served      by tensorflow_model_server\n" in str(report)
+    assert "XlaCallModule" not in _operators(tmp_path / "m")

@@ -91,6 +91,7 @@ class GraphBuilder:
     def __init__(self, library: list[Message], name: str, inline: Callable[..., Any]):
         self.inline = inline
         self.operation = ""  # what is being written
+        self.differentiable = False  # whether TensorFlow differentiates it
         self.results: Sequence[Any] = ()  # its shapes and dtypes
         self.frame = self._root = Frame()
         self.sizes = GraphSizes(self._in_root)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,14 +11,23 @@ from typing import Any
 import numpy as np
 
 from pax_export._errors import UnsupportedOperationError
-from pax_export.export.artifact import compatibility
+from pax_export._jaxpr import jaxpr_primitives
+from pax_export.export.artifact import compatibility, dimensions
 from pax_export.export.formats.saved_model.operations import rules
+from pax_export.export.formats.saved_model.operations.derivatives import differentiates
 from pax_export.export.formats.saved_model.operations.graph import (
     RULES,
     GraphBuilder,
     Tensor,
 )
-from pax_export.export.formats.saved_model.proto.nodes import Body
+from pax_export.export.formats.saved_model.proto import schemas
+from pax_export.export.formats.saved_model.proto.nodes import (
+    Body,
+    Message,
+    Spec,
+    add_call,
+    add_node,
+)
 from pax_export.export.lowering.lower import Lowered, Portable
 from pax_export.export.portable import (
     NotInTargetError,
@@ -46,29 +56,39 @@ def lower_to_graph(
     platforms: Sequence[str],
     count: int | None = None,
     names: Mapping[int, str] | None = None,
+    trains: bool = False,
 ) -> Lowered:
     """Lowers a traced function, or its first `count` results, to operations of TensorFlow.
+
+    If the model `trains`, TensorFlow differentiates the operations themselves where that is what
+    jax does.
 
     Raises:
         UnsupportedOperationError: TensorFlow has no kernel for an operation.
     """
     del names  # TensorFlow's own messages name operands
     constants = {id(value): f"{at}" for at, value in enumerate(traced.constants)}
-    results = tuple(traced.results[:count])
-    program = optimized(traced.program, (), constants, _PASSES, len(results))
-    first, read = len(traced.structs), uses(program.jaxpr)
-    at: dict[Any, int] = {}
+    results, first = tuple(traced.results[:count]), len(traced.structs)
+    trains = trains and differentiates(traced.program)
+    if trains:  # as it was traced: passes replace functions by others with another derivative
+        program = PortableProgram(traced.program, ())
+    else:
+        program = optimized(traced.program, (), constants, _PASSES, len(results))
+    read, at = uses(program.jaxpr), dict[Any, int]()
     for variable, weight in zip(program.jaxpr.invars, program.weights):
         if weight.name:
             at[variable] = first + int(weight.name)
     at |= {variable: place for place, variable in enumerate(program.inputs)}
-    kept_places = tuple(sorted(place for variable, place in at.items() if read[variable]))
+    kept_places = sorted(place for variable, place in at.items() if read[variable])
+    held = {key: first + int(name) for key, name in constants.items()} if trains else {}
+    kept_places += held.values()
     structs = (*traced.structs, *map(dtypes.struct_of, traced.constants))
     operands = tuple(at.get(variable, -1) for variable in program.jaxpr.invars)
-    graph = Graph(program, structs, results, kept_places, operands)
+    graph = Graph(program, structs, results, tuple(kept_places), operands, held, trains)
     graph.write(Body([], "trial"), [f"operand_{place}" for place in kept_places])
     empty = Portable(b"", compatibility.TARGETS[0])
-    return Lowered(empty, kept_places, traced.constants, results, tuple(platforms), graph=graph)
+    made = Lowered(empty, graph.kept, traced.constants, results, tuple(platforms), graph=graph)
+    return dataclasses.replace(made, differentiates=trains)
 
 
 @dataclass(frozen=True)
@@ -80,6 +100,8 @@ class Graph:
     results: tuple[Any, ...]
     kept: tuple[int, ...]  # the operands that it reads
     operands: tuple[int, ...]  # the operand of each variable of the program; -1 for a constant
+    held: Mapping[int, int]  # the operands of arrays in the program, by `id`
+    differentiable: bool  # write operations whose derivative is that of jax
 
     def write(self, body: Body, tensors: Sequence[str], checked: Collection[str] = ()) -> list[str]:
         """Adds the operations to a function; returns the names of its results.
@@ -96,6 +118,38 @@ class Graph:
         except NotWrittenError as error:
             raise refuse_operation("TensorFlow", error, "", _WRITE) from error
 
+    def imported(self, operands: Sequence[Any], tf: Any) -> list[Any]:
+        """Adds the operations to a graph that TensorFlow builds; returns the results."""
+        library: list[Message] = []
+        body = Body(library, f"pax_export_graph_{next(_NUMBERS)}", stateful=False)
+        names = [f"operand_{place}" for place in self.kept]
+        specs = [Spec.of(dtypes.stored(self.structs[place])) for place in self.kept]
+        for name, spec in zip(names, specs):
+            body.argument(name, spec)
+        ends = self.write(body, names, names)
+        results = [Spec.of(dtypes.stored(each)) for each in self.results]
+        for at, (end, spec) in enumerate(zip(ends, results)):
+            body.result(f"result_{at}", end, spec)
+        nodes: list[Message] = []
+        for name, spec in zip(names, specs):
+            add_node(nodes, name, "Placeholder", **spec._asdict())
+        given = {name: spec.dtype for name, spec in zip(names, specs)}
+        add_call(nodes, "call", body.name, given, [spec.dtype for spec in results])
+        versions = {"producer": schemas.GRAPH_VERSION}
+        message = {"node": nodes, "library": {"function": library}, "versions": versions}
+        graph = tf.compat.v1.GraphDef.FromString(schemas.GRAPH.encode(message))
+        tensors = dict(zip(names, map(tf.identity, operands)))  # of this graph
+        wanted = [f"call:{at}" for at in range(len(results))]
+        found = tf.graph_util.import_graph_def(graph, tensors, wanted, name="")
+        for tensor, struct in zip(found, self.results):
+            shape = dtypes.stored(struct).shape
+            tensor.set_shape([size if isinstance(size, int) else None for size in shape])
+        return found
+
+
+#: Functions of programs that TensorFlow imports have their own numbers.
+_NUMBERS = itertools.count()
+
 
 class _GraphWriter:
     def __init__(
@@ -103,15 +157,17 @@ class _GraphWriter:
     ):
         self._body, self._names, self._checked = body, names, checked
         self._graph = graph
+        self._rows: dict[str, Any] = {}  # sizes that may be 0, while one row is computed
         self._converter = ProgramConverter(RULES, self._constant, self._by_rule, exact=False)
         self._builder = GraphBuilder(body.library, body.name, self._converter.convert)
 
     def write(self) -> list[str]:
         graph, builder = self._graph, self._builder
-        builder.operation = "inputs"
-        taken = {place: self._taken(place) for place in self._names}
+        builder.operation, builder.differentiable = "inputs", graph.differentiable
+        taken = self._operands = {place: self._taken(place) for place in self._names}
         symbolic = [(x, dtypes.stored(graph.structs[place]).shape) for place, x in taken.items()]
         taken = self._fitting(builder.sizes.learn(symbolic), taken)
+        taken = self._operands = self._with_rows(taken)
         operands: list[Any] = []
         for at, place in enumerate(graph.operands):
             if place >= 0:
@@ -147,6 +203,45 @@ class _GraphWriter:
             for place, x in taken.items()
         }
 
+    def _with_rows(self, taken: dict[int, Tensor]) -> dict[int, Tensor]:
+        """Lets calls with an empty batch compute one row, which no result has.
+
+        In TensorFlow 2.21, a convolution of no images has the shape of the images (oneDNN).
+        """
+        if "conv_general_dilated" not in jaxpr_primitives(self._graph.program.program):
+            return taken
+        builder, sizes = self._builder, self._builder.sizes
+        shapes = [list(map(str, x.shape)) for x in taken.values()]
+        results = [set(map(str, each.shape)) for each in self._graph.results]
+        every = {size for shape in shapes for size in shape}
+        for name in filter(str.isidentifier, sorted(every)):
+            alone = all(name not in dimensions.names(size) for size in every - {name})
+            if not (alone and all(name in shape for shape in results)):
+                continue
+            count = sizes.of(name)
+            more = builder("Maximum", builder("Sub", 1, count), 0)
+            sizes.replace(name, builder("AddV2", count, more))
+            self._rows[name] = count
+            zero = builder.tensor(0)
+            for (place, x), shape in zip(taken.items(), shapes):
+                if name in shape:
+                    ends = [end for size in shape for end in (zero, more if size == name else zero)]
+                    edges = builder("Reshape", builder("Pack", ends), [-1, 2])
+                    wide = builder("PadV2", x, edges, np.zeros((), x.dtype))
+                    taken[place] = builder.shaped(wide, x.shape)
+        return taken
+
+    def _without_rows(self, x: Tensor) -> Tensor:
+        """A result without the rows that `_with_rows` added."""
+        builder, shape = self._builder, list(map(str, x.shape))
+        if not any(name in shape for name in self._rows):
+            return x
+        zero = builder.tensor(0)
+        ends = builder("Pack", [builder.tensor(self._rows.get(size, zero)) for size in shape])
+        mask = sum(1 << axis for axis, size in enumerate(shape) if size not in self._rows)
+        begin, step = [0] * x.rank, [1] * x.rank
+        return builder("StridedSlice", x, begin, ends, step, end_mask=mask)
+
     def _parts(self, place: int, tensor: Tensor | None) -> list[Any]:
         """The operands of the program for one of the function: of real numbers, and words."""
         struct = self._graph.structs[place]
@@ -163,12 +258,15 @@ class _GraphWriter:
 
     def _given(self, struct: Any, found: Any) -> Tensor:
         """A result, of the parts that the program has."""
-        one = next(found)
+        one = self._without_rows(next(found))
         if is_key(struct.dtype) or np.dtype(struct.dtype).kind != "c":
             return one
-        return self._builder("Complex", one, next(found), Tout=np.dtype(struct.dtype))
+        other = self._without_rows(next(found))
+        return self._builder("Complex", one, other, Tout=np.dtype(struct.dtype))
 
     def _constant(self, value: Any) -> Tensor:
+        if (place := self._graph.held.get(id(value))) is not None:
+            return self._operands[place]
         return self._builder.literal(getattr(value, "val", value))
 
     def _by_rule(self, rule: Rule, equation: Any, operands: Sequence[Any]) -> list[Tensor] | None:

@@ -37,6 +37,11 @@ class GraphSizes:
         given = ((read(), self.of(text), text) for text, read in sizes)
         return [each for each in given if each[0] is not each[1]]
 
+    def replace(self, variable: str, value: Any) -> None:
+        """Gives a variable another value, for all sizes that are computed from now on."""
+        self._variables[variable] = value
+        self._written = {key: x for key, x in self._written.items() if key.startswith("shape ")}
+
     def of(self, size: Any) -> Any:
         """A size as a number, or as a scalar."""
         if is_number(size):

@@ -87,6 +87,8 @@ class _SignatureModule:
 
 def _signature_modules(signature: Signature) -> list[_SignatureModule]:
     forward, gradients = signature.forward, signature.gradients
+    if forward.lowered.differentiates:  # in TensorFlow, operation by operation
+        gradients = ()
     variables = [Operand("variable", place) for place in forward.variables]
     inputs = [Operand("input", place) for place in range(len(signature.input_names))]
     every = [*variables, *inputs, *(Operand("variable", place) for place in forward.constants)]
@@ -261,6 +263,8 @@ class SignatureWriter:
         inputs = [tensors[each] for each in module.operands if each.kind == "input"]
         checked = () if order else inputs
         results = _run_module(body, module.lowered, given, dtypes, checked)
+        if module.lowered.differentiates:
+            return results
         if order + 1 == len(self._modules):
             return [self._last(body, order, place, name) for place, name in enumerate(results)]
         dtypes = [self._result_spec(order, place).dtype for place in module.of]

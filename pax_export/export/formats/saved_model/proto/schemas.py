@@ -40,7 +40,7 @@ _FUNCTION_DEF = Schema(
 )  # fmt: skip
 _GRADIENT = Schema(gradient_func=1, registered_op_type=2)
 _LIBRARY = Schema(function=(1, _FUNCTION_DEF), registered_gradients=(3, _GRADIENT))
-_GRAPH = Schema(node=(1, _NODE), library=(2, _LIBRARY), versions=(4, _VERSIONS))
+GRAPH = Schema(node=(1, _NODE), library=(2, _LIBRARY), versions=(4, _VERSIONS))
 
 # Objects
 _CHILD = Schema(node_id=1, local_name=2)
@@ -75,7 +75,7 @@ _SAVER = Schema(filename_tensor_name=1, save_tensor_name=2, restore_op_name=3, v
 _TENSOR_INFO = Map(Schema(name=1, dtype=2, tensor_shape=(3, SHAPE)))
 _SIGNATURE = Schema(inputs=(1, _TENSOR_INFO), outputs=(2, _TENSOR_INFO), method_name=3)
 _META_GRAPH = Schema(
-    meta_info_def=(1, _META), graph_def=(2, _GRAPH), saver_def=(3, _SAVER),
+    meta_info_def=(1, _META), graph_def=(2, GRAPH), saver_def=(3, _SAVER),
     signature_def=(5, Map(_SIGNATURE)), object_graph_def=(7, _OBJECTS),
 )  # fmt: skip
 SAVED_MODEL = Schema(saved_model_schema_version=1, meta_graphs=(2, _META_GRAPH))

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from pax_export.export.formats.saved_model.operations.derivatives import RELUS, function_of_jax
 from pax_export.export.formats.saved_model.operations.graph import (
     GraphBuilder,
     Tensor,
@@ -34,7 +35,7 @@ _WIDE = {
 _BINARY = {
     "add": "AddV2", "add_any": "AddV2", "sub": "Sub", "mul": "Mul", "pow": "Pow",
     "atan2": "Atan2", "lt": "Less", "le": "LessEqual", "gt": "Greater", "ge": "GreaterEqual",
-    "eq": "Equal", "ne": "NotEqual", "max": "Maximum", "min": "Minimum",
+    "eq": "Equal", "ne": "NotEqual",
 }  # fmt: skip
 
 
@@ -81,6 +82,33 @@ def add(builder: GraphBuilder, x: Tensor, y: Tensor, **_: object) -> Tensor:
             if is_number(size) and size == one.shape[-1] > 1 and all(same_size(n, 1) for n in rest):
                 return builder("BiasAdd", one, builder.reshape(bias, [size]))
     return builder("AddV2", *builder.spread(x, y))
+
+
+def _extreme(operator: str) -> Callable:
+    def apply(builder: GraphBuilder, x: Tensor, y: Tensor, **_: object) -> Tensor:
+        """The mean of both orders if it is differentiated: of equal numbers, each has one half."""
+        left, right = builder.spread(x, y)
+        made = builder(operator, left, right)
+        if not (builder.differentiable and x.is_float):
+            return made
+        half = builder.like(0.5, x)
+        other = builder("Mul", builder(operator, right, left), half)
+        return builder("AddV2", builder("Mul", made, half), other)
+
+    return apply
+
+
+rule("max")(_extreme("Maximum"))
+rule("min")(_extreme("Minimum"))
+
+
+def _is_relu(equation: Any) -> bool:
+    return function_of_jax(equation) in RELUS
+
+
+@rule("custom_jvp_call", when=_is_relu)
+def relu(builder: GraphBuilder, x: Tensor, *, call_jaxpr: Any, **_: object) -> Tensor:
+    return builder(RELUS[call_jaxpr.jaxpr.debug_info.func_name], x)
 
 
 @rule("abs")
