@@ -91,7 +91,7 @@ def test_net(tmp_path):
         pax.Conv2D(3, 8, 3, stride=2), pax.BatchNorm2D(8), jax.nn.relu, lambda x: x.mean((1, 2)),
         pax.Linear(8, 4), jax.nn.softmax,
     )  # fmt: skip
-    report = _exported(net, tmp_path / "m", spec("b, 16, 16, 3"), trainable=True)
+    report = _exported(net, tmp_path / "m", spec("b, 16, 16, 3"))
     assert not report.differs
     found = _operators(tmp_path / "m")
     assert {"Conv2D", "MatMul", "BiasAdd", "Softmax", "Relu"} <= found

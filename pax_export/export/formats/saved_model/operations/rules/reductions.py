@@ -55,24 +55,3 @@ def cumsum(builder: GraphBuilder, x: Tensor, *, axis: int, reverse: bool) -> Ten
     wide = builder.cast(x, np.float32) if x.is_half else x
     made = builder("Cumsum", wide, np.array(axis, np.int32), reverse=bool(reverse))
     return builder.cast(made, x.dtype)
-
-
-def _arg(operator: str) -> Callable:
-    def apply(builder: GraphBuilder, x: Tensor, *, axes: Axes, index_dtype: Any) -> Tensor:
-        """The first extreme; the first NaN is one."""
-        (axis,) = axes
-        told = {"output_type": np.dtype(np.int64 if index_dtype == np.int64 else np.int32)}
-        found = builder(operator, x, np.array(axis, np.int32), **told)
-        if x.is_float:
-            bad = builder("IsNan", x)
-            first = builder(
-                "ArgMax", builder("Cast", bad, DstT=np.dtype(np.int8)), int(axis), **told
-            )
-            found = builder("SelectV2", builder("Any", bad, [int(axis)]), first, found)
-        return builder.cast(found, index_dtype)
-
-    return apply
-
-
-rule("argmax")(_arg("ArgMax"))
-rule("argmin")(_arg("ArgMin"))
