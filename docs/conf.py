@@ -97,13 +97,21 @@ def _nothing_private(app: Any, error: Exception | None) -> None:
 # --- notebooks ----------------------------------------------------------------------------
 
 
+#: The first cell of a notebook that is downloaded.
+_INSTALL = '%pip install -q "pax-export[all,examples]"'
+
+
 def _to_download(app: Any, doctree: Any) -> None:
     """Offers a notebook, with what its cells printed, under its title."""
     from docutils import nodes
     from sphinx import addnodes
 
     executed = Path(app.outdir).parent / "jupyter_execute" / f"{app.env.docname}.ipynb"
-    if not executed.exists() or app.env.docname not in app.env.nb_metadata:
+    if (
+        not executed.exists()
+        or '"id": "install"' in executed.read_text(encoding="utf-8")
+        or app.env.docname not in app.env.nb_metadata
+    ):
         return
     _tidy(executed)
     place = "/" + os.path.relpath(executed, app.srcdir)
@@ -116,6 +124,9 @@ def _tidy(notebook: Path) -> None:
     """Leaves what the page shows: no stderr, stdout once, where it was merged, and no output
     that is empty in the end, as progress is."""
     content = json.loads(notebook.read_text(encoding="utf-8"))
+    code = next(cell for cell in content["cells"] if cell["cell_type"] == "code")
+    install = {"id": "install", "source": _INSTALL, "outputs": [], "execution_count": None}
+    content["cells"].insert(content["cells"].index(code), {**code, **install})
     for cell in content["cells"]:
         outputs = cell.get("outputs", [])
         first = next((each for each in outputs if each.get("name") == "stdout"), None)

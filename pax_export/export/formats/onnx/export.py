@@ -57,6 +57,8 @@ from pax_export.export.validation.validate import validate as validated_calls
 OPSET = 21
 #: Reductions over axes that are operands, bits, and scatters of extremes are as old as this.
 _OLDEST = 18
+#: The first onnxruntime that reads an opset.
+_LEAST = {18: " 1.14 or newer", 19: " 1.15 or newer", 20: " 1.17 or newer", 21: " 1.18 or newer"}
 
 
 @takes_options
@@ -261,7 +263,7 @@ class OnnxContents(ProgramContents):
             TESTED_IN: self.tested_in,
             "opset": opset,
             **({DATA: data.name, DATA_SHA256: data.digest} if data else {}),
-            "runs_in": f"onnxruntime, and what reads opset {opset}",
+            "runs_in": f"onnxruntime{_LEAST.get(opset, '')}, and what reads opset {opset}",
             SHA256: checksums.digest(place),
         }
         return {
