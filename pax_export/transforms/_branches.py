@@ -65,9 +65,8 @@ def cond(
         >>> y.round(2).tolist()
         [[-1.0, -1.0], [1.0, 1.0]]
     """
-    branches = _Branches("cond", {"true_fun": true_fun, "false_fun": false_fun}, operands)
-    true_branch, false_branch = branches.functions
-    return branches.finish(jax.lax.cond(pred, true_branch, false_branch, branches.leaves))
+    named = {"true_fun": true_fun, "false_fun": false_fun}
+    return _call_one("cond", named, operands, lambda both, x: jax.lax.cond(pred, *both, x))
 
 
 def switch(index: PyTree, branches: Sequence[Callable[..., Any]], *operands: PyTree) -> Any:
@@ -100,8 +99,18 @@ def switch(index: PyTree, branches: Sequence[Callable[..., Any]], *operands: PyT
     named = {f"branches[{i}]": function for i, function in enumerate(branches)}
     if not named:
         raise InvalidArgumentError("switch needs at least one branch.", where="switch.branches")
-    several = _Branches("switch", named, operands)
-    return several.finish(jax.lax.switch(index, several.functions, several.leaves))
+    return _call_one("switch", named, operands, lambda all_, x: jax.lax.switch(index, all_, x))
+
+
+def _call_one(
+    transform: str,
+    named: Mapping[str, Callable],
+    operands: tuple,
+    choose: Callable[[list[Callable], dict[int, Any]], Any],
+) -> Any:
+    """Calls the branch that jax chooses, with the same arguments as each other one."""
+    branches = _Branches(transform, named, operands)
+    return branches.finish(choose(branches.functions, branches.leaves))
 
 
 class _Branches:
