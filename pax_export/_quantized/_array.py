@@ -19,7 +19,7 @@ from pax_export._quantized._operations import (
     quantized_dot,
     quantized_rows,
 )
-from pax_export._types import DTypeLike
+from pax_export._types import Array, DTypeLike
 from pax_export.core import StateModule
 
 
@@ -36,7 +36,7 @@ class ArrayLike:
     #: The range of the outputs of convolutions with it; None: unknown.
     outputs: Any = None
 
-    def rounded_inputs(self, x: Any, axes: Sequence[int] = (-1,)) -> Any:
+    def rounded_inputs(self, x: Array, axes: Sequence[int] = (-1,)) -> Any:
         """Rounds the inputs of a product; dynamic scales are shared along ``axes``."""
         return x if self.inputs is None else self.inputs.rounded(x, axes)
 
@@ -53,7 +53,7 @@ class ArrayLike:
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         return np.asarray(self.dequantized(), dtype)
 
-    def astype(self, dtype: Any) -> jax.Array:
+    def astype(self, dtype: DTypeLike) -> jax.Array:
         """Returns the represented array in a dtype."""
         return self.dequantized().astype(dtype)
 
@@ -212,7 +212,7 @@ def times_transposed(x: jax.Array, weight: object, dtype: DTypeLike) -> jax.Arra
     return _product(x, weight, -1).astype(dtype)
 
 
-def _inputs(x: Any, weight: Any) -> Any:
+def _inputs(x: Array, weight: Any) -> Any:
     return weight.rounded_inputs(x) if isinstance(weight, ArrayLike) else x
 
 
@@ -220,7 +220,7 @@ def _numbers(weight: Any) -> Any:
     return weight.dequantized() if isinstance(weight, ArrayLike) else weight
 
 
-def _product(x: Any, weight: QuantizedArray, contracted: int) -> jax.Array:
+def _product(x: Array, weight: QuantizedArray, contracted: int) -> jax.Array:
     form = weight.form
     if weight.ndim != 2 or form.axis != contracted:
         numbers = weight.dequantized()

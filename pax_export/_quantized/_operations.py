@@ -19,7 +19,7 @@ from jax.interpreters import ad, batching
 from pax_export._jax import ADDS_ROWS_FAST
 from pax_export._quantized._integers import GROUP, Form, dequantized, low_and_high, product_on_gpu
 from pax_export._quantized._rounding import is_zero, primitive
-from pax_export._types import DTypeLike
+from pax_export._types import Array, DTypeLike
 
 
 def dequantize(*stored: Any, form: Form) -> Any:
@@ -27,7 +27,7 @@ def dequantize(*stored: Any, form: Form) -> Any:
     return _dequantize.bind(*stored, **form._asdict())
 
 
-def quantized_dot(x: Any, *stored: Any, form: Form, contracted: int) -> Any:
+def quantized_dot(x: Array, *stored: Any, form: Form, contracted: int) -> Any:
     """``x [..., k]`` times a matrix, over its rows (-2) or its columns (-1)."""
     return _dot.bind(x, *stored, contracted=contracted, **form._asdict())
 
@@ -37,7 +37,7 @@ def quantized_rows(index: Any, *stored: Any, form: Form) -> Any:
     return _rows.bind(index, *stored, **form._asdict())
 
 
-def plain_dot(x: Any, weight: Any, contracted: int) -> Any:
+def plain_dot(x: Array, weight: Any, contracted: int) -> Any:
     """The same product of an ordinary matrix."""
     numbers = (((x.ndim - 1,), (weight.ndim + contracted,)), ((), ()))
     dtype = jnp.result_type(x, weight)
@@ -49,16 +49,16 @@ def decomposed_dequantize(*stored: Any, **form: Any) -> Any:
     return dequantized(*stored, form=Form(**form))
 
 
-def decomposed_dot(x: Any, *stored: Any, contracted: int, **form: Any) -> Any:
+def decomposed_dot(x: Array, *stored: Any, contracted: int, **form: Any) -> Any:
     """`quantized_dot` as an ordinary product with the dequantized array."""
     return plain_dot(x, dequantize(*stored, form=Form(**form)), contracted)
 
 
-def _plain(x: Any, *stored: Any, contracted: int, **form: Any) -> Any:
+def _plain(x: Array, *stored: Any, contracted: int, **form: Any) -> Any:
     return plain_dot(x, dequantized(*stored, form=Form(**form)), contracted)
 
 
-def _in_blocks(x: Any, integers: Any, *scales: Any, contracted: int, **form: Any) -> Any:
+def _in_blocks(x: Array, integers: Any, *scales: Any, contracted: int, **form: Any) -> Any:
     return blockwise(x, integers, scales, Form(**form), contracted)
 
 
@@ -224,7 +224,9 @@ _TOGETHER_4, _TOGETHER_8, _NARROW = 4 if ADDS_ROWS_FAST else 8, (16, 32), 1024
 _LEAST_NARROW = 1 << 18
 
 
-def blockwise(x: Any, integers: object, scales: Sequence[Any], form: Form, contracted: int) -> Any:
+def blockwise(
+    x: Array, integers: object, scales: Sequence[Any], form: Form, contracted: int
+) -> Any:
     """``x [..., k]`` times a matrix ``[k, n]`` (contracted -2) or ``[n, k]`` (-1).
 
     ``scales`` are the scales and the optional zero points.
@@ -254,7 +256,7 @@ def _block(size: int, width: int, rows: object) -> int:
     return fitting[0] if fitting else most
 
 
-def _over_rows(x: Any, integers: Any, scales: Sequence[Any], form: Form) -> Any:
+def _over_rows(x: Array, integers: Any, scales: Sequence[Any], form: Form) -> Any:
     """Sums over blocks of the contracted axis; 2,048 columns of a wide matrix at a time."""
     width = integers.shape[-1]
     by_column = form.group is None  # one scale per column: a factor of the whole sum
@@ -274,7 +276,7 @@ def _over_rows(x: Any, integers: Any, scales: Sequence[Any], form: Form) -> Any:
     return total * scales[0].astype(jnp.float32) if by_column else total
 
 
-def _by_groups(x: Any, stored: Sequence[Any], form: Form) -> Any:
+def _by_groups(x: Array, stored: Sequence[Any], form: Form) -> Any:
     """Sums a few rows of a matrix at a time, in one loop over all of them, and then these sums.
 
     XLA gives such a loop to all cores, which it does to none within a scan.
@@ -302,7 +304,7 @@ def _by_groups(x: Any, stored: Sequence[Any], form: Form) -> Any:
     return made
 
 
-def _row_by_row(x: Any, stored: Sequence[Any], form: Form) -> Any:
+def _row_by_row(x: Array, stored: Sequence[Any], form: Form) -> Any:
     """Sums rows of a matrix in one loop over its columns, which writes no numbers out."""
     integers, *scales = stored
     parts = _parts(x, form)
@@ -330,7 +332,7 @@ def _row_by_row(x: Any, stored: Sequence[Any], form: Form) -> Any:
     return total + x[:, cut:] @ rest if cut < size else total
 
 
-def _parts(x: Any, form: Form) -> list[Any]:
+def _parts(x: Array, form: Form) -> list[Any]:
     """Inputs for each half of packed integers."""
     if form.bits == 8:
         return [x]
@@ -342,7 +344,7 @@ def _halves(integers: Any, form: Form) -> tuple[Any, ...]:
     return low_and_high(integers) if form.bits == 4 else (integers,)
 
 
-def _of_columns(x: Any, stored: Sequence[Any], form: Form, first: Any, width: int) -> Any:
+def _of_columns(x: Array, stored: Sequence[Any], form: Form, first: Any, width: int) -> Any:
     size = x.shape[-1]
     block = _block(size, width, x.shape[0])
 
@@ -363,7 +365,7 @@ def _of_columns(x: Any, stored: Sequence[Any], form: Form, first: Any, width: in
     return total + product(cut, size - cut) if size > cut else total
 
 
-def _times_block(x: Any, stored: Sequence[Any], form: Form) -> Any:
+def _times_block(x: Array, stored: Sequence[Any], form: Form) -> Any:
     """The product with rows ``[k, n]`` of a matrix, or ``[n, k]`` where groups are along ``k``."""
     integers, *scales = stored
     if form.group is None:
@@ -393,7 +395,7 @@ def _each_of_group(scales: Any, axis: int, size: int) -> Any:
     return jax.lax.optimization_barrier(wide.reshape(scales.shape[0], -1))
 
 
-def _times_table_row(x: Any, integers: Any, scales: Sequence[Any], form: Form, lanes: int) -> Any:
+def _times_table_row(x: Array, integers: Any, scales: Sequence[Any], form: Form, lanes: int) -> Any:
     """One row times each row of a table: sums of neighbors that are ``lanes`` apart, and of these.
 
     Like `_by_groups`, it is a loop for all cores.
@@ -422,7 +424,7 @@ def _lanes(size: int, form: Form) -> int | None:
     return next((lanes for lanes in fitting if size // lanes <= 64), None)
 
 
-def _over_outputs(x: Any, integers: Any, scales: Sequence[Any], form: Form) -> Any:
+def _over_outputs(x: Array, integers: Any, scales: Sequence[Any], form: Form) -> Any:
     """The products of each block of outputs, one after the other."""
     lanes = _lanes(integers.shape[1], form) if x.shape[0] == 1 else None
     if lanes is not None:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._types import Array, PyTree
-from pax_export.core import DeclaredArray, EmptyNode, describe_array, is_array, kernel_of
+from pax_export.core import DeclaredArray, EmptyNode, Module, describe_array, is_array, kernel_of
 from pax_export.nn import join_specs, shard_map_over_batch, spec_of, under_auto_axes
 
 
@@ -36,7 +36,7 @@ class KernelSizes(NamedTuple):
         return min(math.prod(self.inputs), self.outputs)
 
 
-def adapted_array(layer: Any) -> DeclaredArray:
+def adapted_array(layer: Module) -> DeclaredArray:
     """The declaration of the array that adapters of a layer change."""
     found = kernel_of(layer)
     if found is None or len(found.output_axes) != 1 or not found.input_axes:
@@ -50,23 +50,23 @@ def adapted_array(layer: Any) -> DeclaredArray:
     return found
 
 
-def is_adaptable(module: PyTree) -> bool:
+def is_adaptable(module: Module) -> bool:
     """Returns True for a layer that supports adapters."""
     found = kernel_of(module)
     return found is not None and len(found.output_axes) == 1 and bool(found.input_axes)
 
 
-def is_table(layer: PyTree) -> bool:
+def is_table(layer: Module) -> bool:
     """Returns True for a layer that looks rows up."""
     return adapted_array(layer).declared.role == "table"
 
 
-def is_dense(layer: PyTree) -> bool:
+def is_dense(layer: Module) -> bool:
     """Returns True for a layer that multiplies by a matrix ``[in, out]``."""
     return adapted_array(layer).axes == ("in", "out")
 
 
-def sizes_of(layer: PyTree, where: str) -> KernelSizes:
+def sizes_of(layer: Module, where: str) -> KernelSizes:
     """Returns the sizes of a layer's array.
 
     Raises:
@@ -100,7 +100,7 @@ def sizes_of(layer: PyTree, where: str) -> KernelSizes:
     return KernelSizes(weight.shape[:-rank], inputs, weight.shape[found.output_axes[0]])
 
 
-def weight_of_product(layer: Any, a: Any, b: Any) -> Any:
+def weight_of_product(layer: Module, a: Any, b: Any) -> Any:
     """Returns ``a · b`` in the layout of the layer's array, at the highest precision."""
     found = adapted_array(layer)
 
@@ -112,7 +112,7 @@ def weight_of_product(layer: Any, a: Any, b: Any) -> Any:
     return under_auto_axes(multiplied, (a, b), lambda: join_specs(*spec_of(found.array)))
 
 
-def adapter_output(layer: PyTree, x: Array, a: Any, b: Any, like: PyTree) -> Any:
+def adapter_output(layer: Module, x: Array, a: Any, b: Any, like: PyTree) -> Any:
     """Returns the layer's output with ``a · b`` as its array, without bias; sharded as `like`."""
     found = adapted_array(layer)
     apply, x = found.declared.apply, jnp.asarray(x)
@@ -137,13 +137,13 @@ def adapter_output(layer: PyTree, x: Array, a: Any, b: Any, like: PyTree) -> Any
     return under_auto_axes(low_rank, (x, a, b), lambda: join_specs(*spec_of(like)))
 
 
-def by_channel(layer: Any, vector: Any) -> Any:
+def by_channel(layer: Module, vector: Array) -> Any:
     """Reshapes a value per output channel so that it broadcasts with the layer's output."""
     axis = adapted_array(layer).channel_axis
     return vector if axis == -1 else vector.reshape(-1, *[1] * (-1 - axis))
 
 
-def column_norms(layer: PyTree, weight: Array) -> Any:
+def column_norms(layer: Module, weight: Array) -> Any:
     """Returns the norm of the weights of each output channel: ``[..., outputs]``."""
     over = adapted_array(layer).input_axes
     return under_auto_axes(
@@ -151,11 +151,11 @@ def column_norms(layer: PyTree, weight: Array) -> Any:
     )
 
 
-def in_weight(layer: PyTree, vector: Array) -> Any:
+def in_weight(layer: Module, vector: Array) -> Any:
     """Reshapes a value per output channel so that it broadcasts with the layer's array."""
     return jnp.expand_dims(vector, adapted_array(layer).input_axes)
 
 
-def kernel_rank(layer: PyTree) -> int:
+def kernel_rank(layer: Module) -> int:
     """Returns the number of input axes beside the channels: those of a convolution's kernel."""
     return len(adapted_array(layer).input_axes) - 1

@@ -22,6 +22,7 @@ from pax_export.adapters import _kernels as kernels
 from pax_export.adapters._lora import LoRA
 from pax_export.core import (
     Frozen,
+    Module,
     aspect_of,
     attributes_of,
     current_kinds,
@@ -44,7 +45,7 @@ from pax_export.nn import weight_in_use
 from pax_export.precision import apply_mp_policy, policy_of
 from pax_export.weights import chosen_sharding
 
-M = TypeVar("M")
+M = TypeVar("M", bound=Module)
 
 _ATTRIBUTE = "adapters"
 
@@ -140,7 +141,7 @@ def _positive_number(value: PyTree, where: str) -> float:
     return number
 
 
-def put_adapter(layer: PyTree, name: str, adapter: LoRA) -> Any:
+def put_adapter(layer: Module, name: str, adapter: LoRA) -> Any:
     """Adds an adapter to a layer, with the layer's mode and policy."""
     now = adapters_of(layer)
     if not isinstance(name, str) or not name or "." in name:
@@ -172,19 +173,19 @@ def put_adapter(layer: PyTree, name: str, adapter: LoRA) -> Any:
     return set_adapters(freeze_for_adapters(layer), {**now, name: adapter})
 
 
-def adapters_of(module: PyTree) -> dict[str, LoRA]:
+def adapters_of(module: Module) -> dict[str, LoRA]:
     """Returns the adapters of a layer by name; empty for other objects."""
     if not is_node(module) or aspect_of(type(module), "adapted") is None:
         return {}
     return dict(getattr(module, _ATTRIBUTE))
 
 
-def with_adapters(layer: PyTree, adapters: dict[str, LoRA]) -> Any:
+def with_adapters(layer: Module, adapters: dict[str, LoRA]) -> Any:
     """Replaces the adapters of a layer; without any, restores the original class."""
     return set_adapters(layer, adapters) if adapters else undo_freezing(set_adapters(layer, {}))
 
 
-def set_adapters(layer: PyTree, adapters: dict[str, LoRA]) -> Any:
+def set_adapters(layer: Module, adapters: dict[str, LoRA]) -> Any:
     """Replaces the adapters of a layer, which stays frozen; without any, it has its own class."""
     new = rebuild_tree(layer)
     known = {name: kind for name, kind in current_kinds(new).items() if name != _ATTRIBUTE}
@@ -195,7 +196,7 @@ def set_adapters(layer: PyTree, adapters: dict[str, LoRA]) -> Any:
     return with_class(new, derive_class(type(new), "adapted", True if adapters else None))
 
 
-def freeze_for_adapters(module: PyTree) -> Any:
+def freeze_for_adapters(module: Module) -> Any:
     """Freezes a module's own arrays because adapters train instead of them."""
     frozen = frozen_of(module)
     if frozen.whole:
@@ -203,17 +204,17 @@ def freeze_for_adapters(module: PyTree) -> Any:
     return with_frozen(module, replace(frozen, whole=True, for_adapters=True))
 
 
-def undo_freezing(module: PyTree) -> Any:
+def undo_freezing(module: Module) -> Any:
     """Undoes `freeze_for_adapters`; modules frozen by the user stay frozen."""
     return unfreeze_own(module) if is_marked(module) else module
 
 
-def is_marked(module: PyTree) -> bool:
+def is_marked(module: Module) -> bool:
     """Returns True for modules frozen by `freeze_for_adapters`."""
     return frozen_of(module).for_adapters
 
 
-def unfreeze_own(module: PyTree) -> Any:
+def unfreeze_own(module: Module) -> Any:
     """Unfreezes a module's own arrays."""
     return with_frozen(module, Frozen(paths=frozen_of(module).paths))
 
@@ -224,7 +225,7 @@ def with_strength(adapter: LoRA, strength: float) -> LoRA:
     return undo_freezing(adapter) if strength else freeze_for_adapters(adapter)
 
 
-def weight_of(layer: PyTree) -> Any:
+def weight_of(layer: Module) -> Any:
     """Returns the weight of a layer including its active adapters.
 
     Layers apply their adapters themselves.  Use this function where a net uses a layer's weight
@@ -246,7 +247,7 @@ def weight_of(layer: PyTree) -> Any:
     return weight_in_use(layer)
 
 
-def _with_changes(layer: PyTree) -> Any:
+def _with_changes(layer: Module) -> Any:
     weight = kernels.adapted_array(layer).array
     changes = [each.change(layer) for each in adapters_of(layer).values() if each.strength]
     if not changes:
@@ -257,7 +258,7 @@ def _with_changes(layer: PyTree) -> Any:
     return total.astype(weight.dtype)
 
 
-def merge_layer(layer: PyTree) -> Any:
+def merge_layer(layer: Module) -> Any:
     """Adds the active adapters of a layer to its weight, and removes them."""
     kernel = kernels.adapted_array(layer)
     weight, total = kernel.array, _with_changes(layer)

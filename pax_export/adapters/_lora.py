@@ -12,7 +12,7 @@ from pax_export._check import checked_fraction
 from pax_export._errors import InvalidArgumentError
 from pax_export._types import Array, PyTree
 from pax_export.adapters import _kernels as kernels
-from pax_export.core import ParameterModule
+from pax_export.core import Module, ParameterModule
 from pax_export.nn import Dropout, join_specs, spec_of, under_auto_axes
 
 
@@ -88,7 +88,7 @@ class LoRA(ParameterModule):
         """The factor of ``a · b``, without the strength."""
         return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
 
-    def __call__(self, layer: PyTree, x: Array, y: Array) -> jax.Array:
+    def __call__(self, layer: Module, x: Array, y: Array) -> jax.Array:
         """Returns the update of the layer's output.
 
         Args:
@@ -108,7 +108,7 @@ class LoRA(ParameterModule):
             return added
         strength = self.strength
 
-        def with_lengths(added: PyTree, y: Array, bias: Array, factor: PyTree) -> Any:
+        def with_lengths(added: Array, y: Array, bias: Array, factor: PyTree) -> Any:
             factor = kernels.by_channel(layer, factor)
             plain = y if bias is None else y - kernels.by_channel(layer, bias)
             return factor * added + (factor - 1) * strength * plain
@@ -116,7 +116,7 @@ class LoRA(ParameterModule):
         operands = (added, y, getattr(layer, "bias", None), self._factor(layer))
         return under_auto_axes(with_lengths, operands, lambda: join_specs(*spec_of(y)))
 
-    def change(self, layer: Any) -> jax.Array:
+    def change(self, layer: Module) -> jax.Array:
         """Returns the update of the layer's weight.
 
         Args:
@@ -134,7 +134,7 @@ class LoRA(ParameterModule):
         factor = kernels.in_weight(layer, self._factor(layer))
         return (factor * (weight + found * self.scale) - weight) * self.strength
 
-    def _factor(self, layer: PyTree) -> jax.Array:
+    def _factor(self, layer: Module) -> jax.Array:
         """The factor for columns of weight plus adapter, without gradient (paper, section 4.3)."""
         product = kernels.weight_of_product(layer, self.lora_a, self.lora_b)
         length = kernels.column_norms(

@@ -36,7 +36,7 @@ from pax_export.core import (
     with_static,
 )
 
-M = TypeVar("M")
+M = TypeVar("M", bound=Module)
 Changes = dict[int, Callable[[Any], Any]]
 
 
@@ -98,7 +98,7 @@ def add(
     found = _find_adaptable(net, targets, rank, whole)
     keys = split_rng_key(key, len(found), "add: key")
 
-    def adapted(layer: PyTree, path: str, own_key: object) -> Any:
+    def adapted(layer: Module, path: str, own_key: object) -> Any:
         with told_where(path):
             return layers.lora(
                 layer, rank, alpha=alpha, dropout=dropout, key=own_key, name=name,
@@ -112,7 +112,7 @@ def add(
     return apply_changes(net, changes)
 
 
-def freezing_changes(net: PyTree) -> Changes:
+def freezing_changes(net: Module) -> Changes:
     """Returns edits that freeze a net for its first adapters; empty if it has adapters."""
     modules = [module for _, module in named_modules(net)]
     if any(map(layers.adapters_of, modules)):
@@ -121,7 +121,7 @@ def freezing_changes(net: PyTree) -> Changes:
 
 
 def _find_adaptable(
-    net: PyTree, targets: object, rank: int, whole: set[int]
+    net: Module, targets: object, rank: int, whole: set[int]
 ) -> list[tuple[str, Any]]:
     """Returns the layers selected by the targets, except trainable ones."""
     has_adapters = bool(adapted_layers(net))
@@ -173,22 +173,22 @@ def told_where(path: str) -> Iterator[None]:
         raise
 
 
-def adapted_layers(net: PyTree) -> list[tuple[str, Any]]:
+def adapted_layers(net: Module) -> list[tuple[str, Any]]:
     """Returns the adapted layers with their paths."""
     return [(path, module) for path, module in named_modules(net) if layers.adapters_of(module)]
 
 
-def apply_changes(net: PyTree, changes: Changes) -> Any:
+def apply_changes(net: Module, changes: Changes) -> Any:
     """Applies functions to modules given by id, innermost first."""
 
-    def build(module: PyTree, parts: Iterator[Any]) -> Any:
+    def build(module: Module, parts: Iterator[Any]) -> Any:
         new = map_submodules(module, lambda sub: next(parts))
         return changes[id(module)](new) if id(module) in changes else new
 
     return fold_bottom_up(net, build)
 
 
-def names(net: PyTree) -> list[str]:
+def names(net: Module) -> list[str]:
     """Returns the names of the adapters of a net.
 
     Example:
@@ -202,7 +202,7 @@ def names(net: PyTree) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def require_adapters(net: PyTree, what: str, wanted: Iterable[str] = ()) -> list[tuple[str, Any]]:
+def require_adapters(net: Module, what: str, wanted: Iterable[str] = ()) -> list[tuple[str, Any]]:
     """Returns the adapted layers of a net; raises if there are none with these names."""
     require_module(net, what)
     found = adapted_layers(net)
@@ -263,11 +263,11 @@ def activate(net: M, which: str | Iterable[str] | Mapping[str, float]) -> M:
 
 
 def _change_adapters(
-    net: PyTree, found: list[tuple[str, Any]], change: Callable[[str, str, LoRA], LoRA | None]
+    net: Module, found: list[tuple[str, Any]], change: Callable[[str, str, LoRA], LoRA | None]
 ) -> Any:
     """Changes each adapter by its layer's path and its name; drops those that become None."""
 
-    def changed(layer: PyTree, path: str) -> Any:
+    def changed(layer: Module, path: str) -> Any:
         now = {name: change(path, name, each) for name, each in layers.adapters_of(layer).items()}
         return layers.with_adapters(layer, {n: each for n, each in now.items() if each is not None})
 
@@ -313,7 +313,7 @@ def remove(net: M, name: str) -> M:
     return _unmarked_if_bare(rest)
 
 
-def _unmarked_if_bare(net: PyTree) -> Any:
+def _unmarked_if_bare(net: Module) -> Any:
     return net if adapted_layers(net) else apply_bottom_up(net, layers.undo_freezing)
 
 
@@ -394,7 +394,7 @@ def _same_arrays(one: object, other: object) -> bool:
 Target = type[Module] | str | Callable[..., Any] | Selection
 
 
-def chosen_modules(net: PyTree, targets: object, where: str) -> list[tuple[str, Any]]:
+def chosen_modules(net: Module, targets: object, where: str) -> list[tuple[str, Any]]:
     """Returns the selected modules, also those in selected containers, with their paths.
 
     Raises:

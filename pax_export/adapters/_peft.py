@@ -21,7 +21,7 @@ from pax_export._errors import WeightsFileError, near_names
 from pax_export._types import Array, PRNGKey, PyTree
 from pax_export.adapters import _kernels as kernels
 from pax_export.adapters._lora import LoRA
-from pax_export.core import join_path, kernel_of, named_leaves, named_modules
+from pax_export.core import Module, join_path, kernel_of, named_leaves, named_modules
 from pax_export.weights import LoadReport, describe_array, mismatch_error
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -41,7 +41,7 @@ _OTHER_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 # --- arrays -------------------------------------------------------------------------
 
 
-def array_suffixes(layer: PyTree) -> tuple[str, str]:
+def array_suffixes(layer: Module) -> tuple[str, str]:
     """Returns the suffixes of the names of ``a`` and ``b`` after the path of a layer."""
     if kernels.is_table(layer):
         return "lora_embedding_A", "lora_embedding_B"
@@ -52,7 +52,7 @@ def array_suffixes(layer: PyTree) -> tuple[str, str]:
 SUFFIXES = ("lora_A.weight", "lora_B.weight", "lora_embedding_A", "lora_embedding_B", MAGNITUDE)
 
 
-def peft_shapes(layer: PyTree, where: str, rank: int) -> tuple[tuple, tuple, tuple]:
+def peft_shapes(layer: Module, where: str, rank: int) -> tuple[tuple, tuple, tuple]:
     """Returns the shapes of ``a``, ``b`` and the magnitude in PEFT's layout."""
     sizes = kernels.sizes_of(layer, where)
     *kernel, inputs = sizes.inputs
@@ -62,13 +62,13 @@ def peft_shapes(layer: PyTree, where: str, rank: int) -> tuple[tuple, tuple, tup
     return (*sizes.stacked, rank, inputs, *kernel), b, magnitude
 
 
-def rank_of(layer: PyTree, b: Any) -> int:
+def rank_of(layer: Module, b: Any) -> int:
     """Returns the rank from the shape of PEFT's ``b``; 0 for other arrays."""
     kernel = kernels.kernel_rank(layer)
     return b[-1 - kernel] if len(b) > kernel + 1 else 0
 
 
-def to_peft(layer: PyTree, adapter: LoRA) -> dict[str, np.ndarray]:
+def to_peft(layer: Module, adapter: LoRA) -> dict[str, np.ndarray]:
     """Returns the arrays of an adapter by name suffix, in PEFT's layout."""
     kernel = kernels.kernel_rank(layer)
     a, b = np.asarray(adapter.lora_a), np.swapaxes(np.asarray(adapter.lora_b), -1, -2)
@@ -83,7 +83,7 @@ def to_peft(layer: PyTree, adapter: LoRA) -> dict[str, np.ndarray]:
     return {name: np.ascontiguousarray(array) for name, array in found.items()}
 
 
-def from_peft(layer: PyTree, a: Array, b: Any, magnitude: PyTree) -> tuple[Any, Any, Any]:
+def from_peft(layer: Module, a: Array, b: Any, magnitude: PyTree) -> tuple[Any, Any, Any]:
     """Converts arrays in PEFT's layout, with checked shapes, to those of `LoRA`."""
     kernel = kernels.kernel_rank(layer)
     b = b.reshape(b.shape[: b.ndim - kernel])
@@ -102,7 +102,7 @@ def _features_last(array: Any, kernel: int) -> Any:
     return np.moveaxis(array, (-2 - kernel, -1 - kernel), (-1, -2))
 
 
-def whole_to_torch(module: PyTree, attribute: str, array: Array) -> np.ndarray:
+def whole_to_torch(module: Module, attribute: str, array: Array) -> np.ndarray:
     """Converts an array of a fully trained module to torch's layout."""
     array = np.asarray(array)
     if _is_turned(module, attribute):
@@ -110,14 +110,14 @@ def whole_to_torch(module: PyTree, attribute: str, array: Array) -> np.ndarray:
     return np.ascontiguousarray(array)
 
 
-def whole_from_torch(module: PyTree, attribute: str, array: Array) -> Any:
+def whole_from_torch(module: Module, attribute: str, array: Array) -> Any:
     """The inverse of `whole_to_torch`."""
     if _is_turned(module, attribute) and array.ndim >= 2:
         return _features_last(array, kernels.kernel_rank(module))
     return array
 
 
-def _is_turned(module: PyTree, attribute: str) -> bool:
+def _is_turned(module: Module, attribute: str) -> bool:
     """Whether an array has its inputs before its outputs, which torch has the other way."""
     found = kernel_of(module)
     return found is not None and found.name == attribute and found.axes[-2:] == ("in", "out")
@@ -284,7 +284,7 @@ _AROUND = ".base_layer"
 UNTIED = 'adapters.load(lm.untied(), ..., rename={..., "head": "lm_head"})'
 
 
-def own_leaves(module: PyTree) -> list[tuple[str, Any]]:
+def own_leaves(module: Module) -> list[tuple[str, Any]]:
     """Returns a module's own arrays, without those of submodules, by name."""
     inner = [each for path, each in named_modules(module) if path]
     below = {id(leaf) for each in inner for _, leaf in named_leaves(each)}
@@ -298,12 +298,12 @@ class FoundAdapter:
     own_path: str  # path of the layer in the file
     arrays: dict[str, np.ndarray] = field(default_factory=dict)  # by name suffix
 
-    def rank(self, layer: PyTree) -> int:
+    def rank(self, layer: Module) -> int:
         """Returns the rank by the arrays."""
         return rank_of(layer, self.arrays[array_suffixes(layer)[1]].shape)
 
     def adapter(
-        self, layer: PyTree, alpha: float, rate: float, rslora: object, key: PRNGKey | None
+        self, layer: Module, alpha: float, rate: float, rslora: object, key: PRNGKey | None
     ) -> LoRA:
         """Returns the adapter, in at least float32."""
         a_name, b_name = array_suffixes(layer)
@@ -322,7 +322,7 @@ class Reading:
 
     has_tied_head = False  # whether a head of the net is the weight of another layer
 
-    def __init__(self, net: PyTree, rename: Mapping[str, str], arrays: Mapping[str, np.ndarray]):
+    def __init__(self, net: Module, rename: Mapping[str, str], arrays: Mapping[str, np.ndarray]):
         self._modules = dict(named_modules(net))
         # Several paths for one of the file: its outputs are theirs, in the order of `rename`.
         patterns = [None, *rename]
@@ -447,7 +447,7 @@ class Reading:
                 return f"the net that they were trained for, or rename={{{near[0]!r}: {own!r}}}"
         return "the net that they were trained for, or rename={path: path in the file}"
 
-    def with_whole(self, net: PyTree) -> Any:
+    def with_whole(self, net: Module) -> Any:
         """Returns the net with the arrays of fully trained modules."""
         leaves, treedef = tree_flatten(net)
         names = [name for name, _ in named_leaves(net)]

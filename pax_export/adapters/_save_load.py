@@ -23,7 +23,6 @@ from pax_export._errors import (
 from pax_export._files import directory
 from pax_export._files.overwrite_guard import Belongs, some_names
 from pax_export._files.paths import read_small_file
-from pax_export._types import PyTree
 from pax_export.adapters import _layer as layers
 from pax_export.adapters import _peft as peft
 from pax_export.adapters._lora import LoRA
@@ -36,6 +35,7 @@ from pax_export.adapters._net import (
 )
 from pax_export.adapters._peft import UNTIED, Reading, own_leaves
 from pax_export.core import (
+    Module,
     join_path,
     named_leaves,
     named_modules,
@@ -44,12 +44,12 @@ from pax_export.core import (
 )
 from pax_export.weights import local_path, open_weights, require_values, save_weights
 
-M = TypeVar("M")
+M = TypeVar("M", bound=Module)
 _LARGEST_CONFIG = 1 << 24  # bytes
 
 
 def save(
-    net: PyTree,
+    net: Module,
     folder: str | os.PathLike[str],
     *,
     name: str = "default",
@@ -128,7 +128,7 @@ def save(
         (temporary / peft.CONFIG).write_text(text, encoding="utf-8")
 
 
-def _check_rename(rename: Any, net: PyTree, where: str) -> Mapping[str, str]:
+def _check_rename(rename: Any, net: Module, where: str) -> Mapping[str, str]:
     """Returns the renaming; empty for None. Each of its paths must be one of the net."""
     given = {} if rename is None else rename
     pairs = [*given, *given.values()] if isinstance(given, Mapping) else [None]
@@ -153,7 +153,7 @@ def _check_rename(rename: Any, net: PyTree, where: str) -> Mapping[str, str]:
     return given
 
 
-def _trained_beside(net: PyTree) -> list[tuple[str, Any, str, Any]]:
+def _trained_beside(net: Module) -> list[tuple[str, Any, str, Any]]:
     """Yields other trainable arrays: module path, module, array name, array."""
     trained = {id(leaf) for _, leaf in named_leaves(net.parameters())}
     found = []
@@ -251,7 +251,7 @@ def load(
     return apply_changes(net, changes)
 
 
-def _tied_layers(net: PyTree) -> list[str]:
+def _tied_layers(net: Module) -> list[str]:
     """Returns the paths of embeddings whose weight is also that of a head."""
     return [
         join_path(path, name)
@@ -260,7 +260,7 @@ def _tied_layers(net: PyTree) -> list[str]:
     ]
 
 
-def _require_own_head(net: PyTree, changed: set[str], where: str) -> None:
+def _require_own_head(net: Module, changed: set[str], where: str) -> None:
     """Refuses to change a head with its embedding, of which PEFT changes the embedding alone."""
     for path in changed.intersection(_tied_layers(net)):
         raise InvalidArgumentError(
@@ -271,7 +271,7 @@ def _require_own_head(net: PyTree, changed: set[str], where: str) -> None:
         )
 
 
-def _put_adapter(layer: PyTree, *, path: str, name: str, adapter: LoRA) -> Any:
+def _put_adapter(layer: Module, *, path: str, name: str, adapter: LoRA) -> Any:
     with told_where(path):
         return layers.put_adapter(layer, name, adapter)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Sharding
 
 from pax_export._errors import (
     CheckpointError,
@@ -300,7 +301,7 @@ class Restored(dict[str, Any]):
         self.report = report
 
 
-def sharding_to_read(name: str, own: object, entry: LeafEntry, sharding: object) -> Any:
+def sharding_to_read(name: str, own: object, entry: LeafEntry, sharding: Sharding | None) -> Any:
     """Returns the sharding for reading an array; None to read it as numpy first."""
     if isinstance(own, (np.ndarray, np.generic)):
         return None
@@ -308,7 +309,7 @@ def sharding_to_read(name: str, own: object, entry: LeafEntry, sharding: object)
     return None if entry.stored_as_another else sharding or chosen_sharding(own)
 
 
-def place_array(array: PyTree, own: PyTree, sharding: object) -> Any:
+def place_array(array: PyTree, own: PyTree, sharding: Sharding | None) -> Any:
     """Converts a restored array to the type and sharding of the target's leaf."""
     if is_plain(own):
         return array

@@ -22,6 +22,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Sharding
 
 from pax_export._errors import CheckpointError
 from pax_export._optional import require
@@ -148,7 +149,7 @@ def read_arrays(directory: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
     """Reads arrays of one tree: local shards as jax arrays, or numpy where the sharding is None."""
     ocp = require_orbax()
 
-    def how(sharding: object) -> Any:
+    def how(sharding: Sharding) -> Any:
         if sharding is None:
             return ocp.RestoreArgs(restore_type=np.ndarray)
         return ocp.ArrayRestoreArgs(restore_type=jax.Array, sharding=sharding)

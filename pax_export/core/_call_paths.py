@@ -39,7 +39,7 @@ _SCOPE = re.compile(r"<([^<>]*)>")
 class Recorder(Protocol):
     """Receives the calls of a labeled net."""
 
-    def called(self, path: str, module: PyTree, arguments: Sequence[Any], output: PyTree) -> Any:
+    def called(self, path: str, module: Node, arguments: Sequence[Any], output: PyTree) -> Any:
         """Records a call; returns its output or a replacement."""
 
 
@@ -49,7 +49,7 @@ _around: ContextVar[tuple[str, type] | None] = ContextVar("pax_export_around", d
 _trace = jax.make_user_context()
 
 
-def label_modules(net: PyTree, apart: bool = True) -> Any:
+def label_modules(net: Node, apart: bool = True) -> Any:
     """Returns a copy whose modules have their paths; ``apart=False`` keeps equal treedefs equal."""
     copy, whole = rebuild_tree(net), object()
     for path, module in named_modules(copy):
@@ -86,7 +86,7 @@ def record_calls(recorder: Recorder) -> Iterator[None]:
 
 
 def call_labeled(
-    call: Callable[..., Any], module: PyTree, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    call: Callable[..., Any], module: Node, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any:
     """Calls a module; a labeled one adds its path to the trace and notifies the recorder."""
     label = attributes_of(module).get(LABEL) if isinstance(module, Node) else None

@@ -115,7 +115,7 @@ class DeclaredArray:
         return tuple([self.axis(n) for n in self.axes if n not in self.declared.outputs])
 
 
-def declared_at(layer: Any) -> dict[str, DeclaredArray]:
+def declared_at(layer: object) -> dict[str, DeclaredArray]:
     """All that the class of a module declares, by name, also of inner modules."""
     declared = getattr(type(layer), "arrays", None)
     if not isinstance(layer, Node) or not isinstance(declared, Mapping):
@@ -123,13 +123,13 @@ def declared_at(layer: Any) -> dict[str, DeclaredArray]:
     return {name: DeclaredArray(name, layer, each) for name, each in declared.items()}
 
 
-def declared_in(layer: Any) -> dict[str, DeclaredArray]:
+def declared_in(layer: object) -> dict[str, DeclaredArray]:
     """The declared arrays that a module itself has, by attribute."""
     has = vars(layer) if isinstance(layer, Node) else {}
     return {name: x for name, x in declared_at(layer).items() if has.get(name) is not None}
 
 
-def kernel_of(layer: Any) -> DeclaredArray | None:
+def kernel_of(layer: object) -> DeclaredArray | None:
     """The array of a layer that inputs are multiplied by, or whose rows are looked up.
 
     Of several, as in a product of two matrices, the one with the outputs of the layer.
@@ -140,7 +140,7 @@ def kernel_of(layer: Any) -> DeclaredArray | None:
     return found[0] if len(found) == 1 else None
 
 
-def computes_in(layer: Any) -> str:
+def computes_in(layer: object) -> str:
     """``"half"``, ``"float32"``, or ``""`` where its declarations do not say."""
     kinds = {_COMPUTES.get(each.declared.role, "") for each in declared_in(layer).values()}
     return next((kind for kind in ("half", "float32") if kind in kinds), "")

@@ -164,7 +164,7 @@ def own_containers(value: object) -> Any:
 def set_training(tree: PyTree, training: bool) -> Any:
     """Returns a module, or pytree of modules, with all modules in train or eval mode."""
 
-    def switched(module: PyTree) -> Any:
+    def switched(module: Node) -> Any:
         return apply_bottom_up(
             module, lambda m: m._with_training(training and not frozen_of(m).statistics)
         )
@@ -237,7 +237,7 @@ def _is_slip(name: str, near: str) -> bool:
     return long[at + 1 :] == short[at:] and long[at].isalpha()
 
 
-def replace_node(module: PyTree, node: object, value: object) -> Any:
+def replace_node(module: Node, node: object, value: object) -> Any:
     """A new module in which one node of the tree, which must occur once, is another."""
     if type(node) in READ_ONLY:
         places = list(_places_of(node, module, ()))
@@ -268,7 +268,7 @@ def _places_of(container: object, value: PyTree, steps: Steps) -> Iterator[Steps
             yield from _places_of(container, part, (*steps, key))
 
 
-def map_leaves(module: PyTree, function: Callable[..., Any], *others: object) -> Any:
+def map_leaves(module: Node, function: Callable[..., Any], *others: object) -> Any:
     """tree_map over the arrays of modules; static data is taken from the first module."""
     function = function if others else on_own_array(function)
     leaves, treedef = tree_flatten(module)

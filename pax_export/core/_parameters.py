@@ -165,11 +165,11 @@ def _declared_kept(cls: type) -> Kept | None:
 
 
 @cached_by_treedef(runs_foreign_code=lambda module: kept_by(module) is None)
-def _select_kept(module: PyTree) -> Any:
+def _select_kept(module: Node) -> Any:
     return _keep_parameters(module, kept_by(module))
 
 
-def _keep_parameters(module: PyTree, of_root: Kept | None) -> Any:
+def _keep_parameters(module: Node, of_root: Kept | None) -> Any:
     """Returns ``parameters()`` for a tree whose root keeps these attributes."""
 
     def kept(each: Node) -> Kept | None:
@@ -338,7 +338,7 @@ def _own_arrays(module: Node) -> list[str]:
     return [path_name(path) for path, x in items if not is_node(x)]
 
 
-def unfreeze_like(module: PyTree, origin: PyTree) -> Any:
+def unfreeze_like(module: Node, origin: PyTree) -> Any:
     """The leaves of a frozen module in the tree of the module before it was frozen."""
     leaves, originals = named_leaves(module), named_leaves(origin)
     if len(leaves) != len(originals):

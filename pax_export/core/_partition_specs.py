@@ -9,7 +9,6 @@ from jax.sharding import PartitionSpec
 from jax.tree_util import tree_leaves
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
-from pax_export._types import PyTree
 from pax_export.core._edit import with_attributes
 from pax_export.core._tree import Node, attributes_of, flatten
 
@@ -23,7 +22,7 @@ def specs_of(module: Node) -> dict[str, Spec]:
     return dict(attributes_of(module).get(SPECS, ()))
 
 
-def with_specs(module: PyTree, specs: Mapping[str, Any]) -> Any:
+def with_specs(module: Node, specs: Mapping[str, Any]) -> Any:
     """Returns a module that declares these specs in addition to its own."""
     children, moduledef = flatten(module)
     values = dict(zip(moduledef.names, children))

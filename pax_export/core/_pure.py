@@ -170,7 +170,7 @@ def mutable(module: T) -> Iterator[T]:
         yield copy
 
 
-def purecall(module: PyTree, /, *args: object, **kwargs: object) -> tuple[Any, Any]:
+def purecall(module: Node, /, *args: object, **kwargs: object) -> tuple[Any, Any]:
     """Calls a module and returns it with the state that the call left.
 
     Args:
@@ -196,7 +196,7 @@ def purecall(module: PyTree, /, *args: object, **kwargs: object) -> tuple[Any, A
     return _call_and_return(function, module, args, kwargs)
 
 
-def _call_and_return(function: Callable, module: PyTree, args: tuple, kwargs: dict):
+def _call_and_return(function: Callable, module: Node, args: tuple, kwargs: dict):
     def call(module, args, kwargs):
         output = function(module, *args, **kwargs)
         return module, output
@@ -231,13 +231,13 @@ def module_and_value(module_or_function: object) -> Callable[..., tuple[Any, Any
     if owner:
         return functools.partial(_method_and_value, function, *owner)
 
-    def wrapper(module: PyTree, /, *args: object, **kwargs: object) -> tuple[Any, Any]:
+    def wrapper(module: Node, /, *args: object, **kwargs: object) -> tuple[Any, Any]:
         return _method_and_value(function, module, *args, **kwargs)
 
     return _wraps_function(function, wrapper)
 
 
-def _method_and_value(function: Callable, module: PyTree, /, *args: object, **kwargs: object):
+def _method_and_value(function: Callable, module: Node, /, *args: object, **kwargs: object):
     require_module(module, getattr(function, "__name__", "module_and_value"))
     return _call_and_return(function, module, args, kwargs)
 

@@ -12,7 +12,6 @@ from typing import Any
 import jax
 from jax.sharding import AxisType
 
-from pax_export._types import PyTree
 from pax_export.core._traversal import named_modules
 from pax_export.core._tree import Node, attributes_of
 
@@ -87,7 +86,7 @@ def _error_place(frames: list[tuple[FrameType, int]], roots: list[Any]) -> str:
     return f"  where: {' '.join(parts)}\n" if parts else ""
 
 
-def _name_in_roots(module: PyTree, roots: list[Any]) -> str:
+def _name_in_roots(module: Node, roots: list[Any]) -> str:
     """The path of a module and its class; of a root, or one of nowhere, the class alone."""
     kind = type(module).__qualname__
     for root in roots:

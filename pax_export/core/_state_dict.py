@@ -19,7 +19,7 @@ from pax_export.core._traversal import join_path, map_attributes, one_level, pat
 from pax_export.core._tree import EmptyNode, Node, flatten, is_array
 
 
-def state_dict(module: PyTree) -> dict[str, Any]:
+def state_dict(module: Node) -> dict[str, Any]:
     """Saves all arrays of a module, parameters and states alike, to a dict.
 
     Args:
@@ -56,7 +56,7 @@ def _to_dict(value: object) -> Any:
     return dict(zip(moduledef.names, values))
 
 
-def load_state_dict(module: PyTree, weights: dict[str, Any]) -> Any:
+def load_state_dict(module: Node, weights: dict[str, Any]) -> Any:
     """Makes a module with the arrays of a dict that `state_dict` made.
 
     Args:

@@ -163,7 +163,7 @@ def fold_bottom_up(
     return built[0]
 
 
-def apply_bottom_up(module: PyTree, function: Callable[[Any], Any]) -> Any:
+def apply_bottom_up(module: Node, function: Callable[[Any], Any]) -> Any:
     """Applies a function to every module, children before their parents."""
     return fold_bottom_up(
         module, lambda each, parts: function(map_submodules(each, lambda sub: next(parts)))
@@ -173,9 +173,9 @@ def apply_bottom_up(module: PyTree, function: Callable[[Any], Any]) -> Any:
 # --- functions that only move leaves ------------------------------------------------
 
 
-def is_labeled(module: PyTree) -> bool:
+def is_labeled(module: object) -> bool:
     """Returns whether a module has its path; its treedef is then unlike an equal one."""
-    return Label.in_use and is_node(module) and attributes_of(module).get(LABEL) is not None
+    return Label.in_use and isinstance(module, Node) and LABEL in attributes_of(module)
 
 
 def cached_by_treedef(

@@ -259,7 +259,7 @@ def _curve_path(points: list[Point]) -> str:
 _LONGEST = 60
 
 
-def function_of(module: PyTree) -> str:
+def function_of(module: Module) -> str:
     """The name of the function, shortened to one column; empty for other layers."""
     if not isinstance(module, Lambda):
         return ""
@@ -267,7 +267,7 @@ def function_of(module: PyTree) -> str:
     return name if len(name) <= _LONGEST else name[: _LONGEST - 1] + "…"
 
 
-def title_of(module: PyTree) -> str:
+def title_of(module: Module) -> str:
     """The class of a module, with the function that it is for: ``Lambda(relu)``."""
     function = function_of(module)
     return type(module).__name__ + (f"({function})" if function else "")

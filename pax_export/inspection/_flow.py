@@ -14,6 +14,7 @@ from pax_export._jaxpr import called_program, inner_programs, interpret, walk_eq
 from pax_export._types import Equation, PyTree, TracedProgram
 from pax_export.core import (
     Labeling,
+    Module,
     describe_array,
     is_array,
     is_node,
@@ -63,7 +64,7 @@ def _to_structs(tree: PyTree) -> Any:
 
 
 def trace_call(
-    net: PyTree,
+    net: Module,
     inputs: tuple,
     kwargs: Mapping[str, Any] | None,
     function: Callable[..., Any] | None = None,

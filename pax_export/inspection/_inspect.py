@@ -300,7 +300,7 @@ def _item_size(dtype: str) -> int:
     return np.dtype(jax.numpy.dtype(dtype)).itemsize
 
 
-def leaves_of(net: PyTree) -> list[NetArray]:
+def leaves_of(net: Module) -> list[NetArray]:
     """The arrays of a net in tree order."""
     return [
         NetArray(path, tuple(leaf.shape), str(leaf.dtype), role)

@@ -378,13 +378,13 @@ class GroupedQueryAttention(Module):
     def _heads(
         self, query: Any, key: Any, value: Any, scales: PyTree, angles: Angles, pairing: str
     ) -> tuple:
-        def split(x: Any, heads: int, scale: Any = None) -> jax.Array:
+        def split(x: jax.Array, heads: int, scale: Any = None) -> jax.Array:
             if scale is not None and not self.norm_per_head:
                 x = normalised(x, scale)
             x = x.reshape((*x.shape[:-1], heads, self.head_size))
             return normalised(x, scale) if scale is not None and self.norm_per_head else x
 
-        def normalised(x: Any, scale: Any) -> jax.Array:
+        def normalised(x: jax.Array, scale: Any) -> jax.Array:
             return rms_normalised(x, scale, self.query_norm.eps, self.query_norm.scale_offset)
 
         query = split(query, self.num_heads, scales[0])

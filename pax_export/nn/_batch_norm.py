@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec
 
 from pax_export._check import checked_choice, checked_float, checked_fraction, checked_integer
 from pax_export._errors import InvalidArgumentError
-from pax_export._types import Array, PyTree
+from pax_export._types import Array
 from pax_export.core import Declared, Module, filled_array, parameters_method, summary_lines
 from pax_export.nn import _arguments as arg
 from pax_export.nn._arguments import ones, zeros
@@ -18,7 +18,7 @@ from pax_export.nn._explicit import join_specs, spec_of, under_auto_axes
 from pax_export.nn._state import EMA
 
 
-def _axes_of_scale(layer: PyTree) -> tuple[str, ...]:
+def _axes_of_scale(layer: Module) -> tuple[str, ...]:
     names = {"N": "batch", "H": "height", "W": "width", "C": "channels"}
     return tuple([names[letter] for letter in layer.data_format])
 
@@ -100,7 +100,7 @@ class _BatchNorm(Module):
         mean, variance = self._mean_and_variance(x)
         eps = self.eps
 
-        def normalised(x: Any, mean: Any, variance: Any, scale: Any, offset: Any) -> jax.Array:
+        def normalised(x: Array, mean: Any, variance: Any, scale: Any, offset: Any) -> jax.Array:
             factor = jax.lax.rsqrt(variance + eps)
             if scale is not None:
                 factor = scale * factor

@@ -13,7 +13,7 @@ from pax_export._check import checked_choice, checked_integer
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._quantized import ArrayLike, QuantizedArray, pointwise_convolution
 from pax_export._types import Array, PRNGKey, PyTree
-from pax_export.core import Declared, ParameterModule
+from pax_export.core import Declared, Module, ParameterModule
 from pax_export.nn import _arguments as arg
 from pax_export.nn._arguments import Initializer, normal, zeros
 from pax_export.nn._explicit import join_specs, shard_map_over_batch, spec_of, under_auto_axes
@@ -21,12 +21,12 @@ from pax_export.nn._explicit import join_specs, shard_map_over_batch, spec_of, u
 Padding = str | Sequence[tuple[int, int]]
 
 
-def _kernel_init(layer: PyTree) -> Initializer:
+def _kernel_init(layer: Module) -> Initializer:
     inputs = layer.in_features // layer._groups_of_features()
     return normal(1 / math.sqrt(math.prod(layer.kernel_shape) * inputs))
 
 
-def _apply_kernel(layer: PyTree, weight: Array, x: Array) -> Any:
+def _apply_kernel(layer: Module, weight: Array, x: Array) -> Any:
     x = jnp.asarray(x)
     dtype = jnp.result_type(x, weight)
     numbers = layer._dimension_numbers()
@@ -127,7 +127,7 @@ class Convolution(ParameterModule):
 
     # Static because adapters call it from outside, where a mixed-precision policy casts methods.
     @staticmethod
-    def _convolved(layer: PyTree, x: jax.Array, weight: jax.Array, numbers: Any) -> jax.Array:
+    def _convolved(layer: Module, x: jax.Array, weight: jax.Array, numbers: Any) -> jax.Array:
         raise NotImplementedError
 
     def _is_pointwise(self) -> bool:
@@ -229,7 +229,7 @@ class _Conv(Convolution):
         return set(sizes) == {1} and not padded
 
     @staticmethod
-    def _convolved(layer: PyTree, x: jax.Array, weight: Any, numbers: Any) -> jax.Array:
+    def _convolved(layer: Module, x: jax.Array, weight: Any, numbers: Any) -> jax.Array:
         if isinstance(weight, QuantizedArray):
             channels = layer.data_format.index("C") - x.ndim
             return pointwise_convolution(x, *weight.stored, form=weight.form, channels=channels)
@@ -261,7 +261,7 @@ class _ConvTranspose(Convolution):
         self._set_arrays(features, w_init, b_init, rng_key)
 
     @staticmethod
-    def _convolved(layer: Any, x: jax.Array, weight: jax.Array, numbers: Any) -> jax.Array:
+    def _convolved(layer: Module, x: jax.Array, weight: jax.Array, numbers: Any) -> jax.Array:
         """Spreads each input element over a window of the output."""
         return jax.lax.conv_transpose(
             x, weight, layer.stride, layer.padding, dimension_numbers=numbers

@@ -198,7 +198,7 @@ def require_boolean_mask(mask: PyTree, where: str) -> jax.Array:
     return array
 
 
-def _with_four_axes(x: PyTree | None, shape: tuple[Any, ...], name: str) -> Any:
+def _with_four_axes(x: Array | None, shape: tuple[Any, ...], name: str) -> Any:
     """A mask or bias ``[batch, heads, length, keys]``, of which each size may be 1."""
     if x is None:
         return None

@@ -12,13 +12,13 @@ from pax_export._check import checked_integer
 from pax_export._errors import InvalidArgumentTypeError
 from pax_export._quantized import QuantizedArray, rows, times
 from pax_export._types import Array, PRNGKey, PyTree
-from pax_export.core import Declared, ParameterModule
+from pax_export.core import Declared, Module, ParameterModule
 from pax_export.nn import _arguments as arg
 from pax_export.nn._arguments import Initializer, normal
 from pax_export.nn._explicit import join_specs, spec_of, under_auto_axes
 
 
-def _linear_init(layer: PyTree) -> Initializer:
+def _linear_init(layer: Module) -> Initializer:
     return normal(1 / math.sqrt(layer.in_dim))
 
 
@@ -202,7 +202,7 @@ class Embed(ParameterModule):
     _repr = arg.repr_method("vocab_size", "embed_dim")
 
 
-def weight_in_use(layer: PyTree) -> Any:
+def weight_in_use(layer: Module) -> Any:
     """The weight that a layer computes with, adapters included, for a tied head."""
     found = getattr(type(layer), "_weight_in_use", None)
     return layer.weight if found is None else found(layer)

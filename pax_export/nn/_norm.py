@@ -12,8 +12,8 @@ import jax.numpy as jnp
 
 from pax_export._check import checked_choice, checked_float, checked_integer
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
-from pax_export._types import Array, PRNGKey, PyTree
-from pax_export.core import Declared, ParameterModule, filled_array
+from pax_export._types import Array, PRNGKey
+from pax_export.core import Declared, Module, ParameterModule, filled_array
 from pax_export.nn import _arguments as arg
 from pax_export.nn._arguments import Initializer, ones, zeros
 from pax_export.nn._explicit import join_specs, spec_of, under_auto_axes
@@ -353,7 +353,7 @@ class GroupNorm(_Norm):
 # --- RMSNorm --------------------------------------------------------------------------
 
 
-def _scale_init(layer: PyTree) -> Initializer:
+def _scale_init(layer: Module) -> Initializer:
     return lambda key, shape: ones(key, shape) - layer.scale_offset
 
 

@@ -138,7 +138,7 @@ class OptaxOptimizer(StateModule):
         """
         known: dict[str, Any] = dict(named_leaves(self))
 
-        def of_leaf(path: Any, leaf: PyTree) -> Any:
+        def of_leaf(path: tuple, leaf: PyTree) -> Any:
             old: Any = known.get(path_name(path))
             same = is_array(old) and old.shape == leaf.shape and old.dtype == leaf.dtype
             return old if same else leaf

@@ -318,7 +318,7 @@ class CastView:
         return treedef.unflatten(found)
 
 
-def _own_attributes(module: PyTree) -> dict[str, Any]:
+def _own_attributes(module: Module) -> dict[str, Any]:
     """The attributes of a module, without cached properties."""
     cls = type(module)
     return {

@@ -15,7 +15,15 @@ from jax.tree_util import keystr, tree_flatten_with_path
 
 from pax_export._errors import InvalidArgumentTypeError
 from pax_export._types import PyTree
-from pax_export.core import Chosen, FilteredLeaf, Node, Spec, is_random_key, path_pattern, specs_of
+from pax_export.core import (
+    Chosen,
+    FilteredLeaf,
+    Node,
+    Spec,
+    is_random_key,
+    path_pattern,
+    specs_of,
+)
 from pax_export.transforms import Scan, StateAxes, Vmap
 
 Sizes = Mapping[str, int]
@@ -352,7 +360,7 @@ def leaf_paths(
     return [_in_a_stack(leaf, tree, len(steps)) for leaf in found] if stacks else found
 
 
-def _in_a_stack(leaf: LeafPath, module: PyTree, depth: int) -> LeafPath:
+def _in_a_stack(leaf: LeafPath, module: Any, depth: int) -> LeafPath:
     """A leaf of a module that keeps layers stacked by itself, along their first axis."""
     name = leaf.steps[depth]
     is_stacked = name in type(module)._pax_stacked and isinstance(getattr(module, name), Node)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 from jax.tree_util import (
     tree_flatten,
     tree_flatten_with_path,
@@ -411,7 +411,7 @@ def keep(function: F, *trees: PyTree) -> F:
     return kept
 
 
-def _constrain_leaf(leaf: object, sharding: object) -> Any:
+def _constrain_leaf(leaf: object, sharding: Sharding) -> Any:
     if not isinstance(sharding, NamedSharding):
         return leaf
     return jax.lax.with_sharding_constraint(leaf, sharding)

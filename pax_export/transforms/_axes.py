@@ -15,6 +15,7 @@ from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError, U
 from pax_export._types import PyTree
 from pax_export.core import (
     EmptyNode,
+    Module,
     as_filter,
     has_names,
     is_node,
@@ -99,7 +100,7 @@ class StateAxes(Mapping):
     def __reduce__(self) -> Any:
         return StateAxes, (self._axes,)
 
-    def of(self, module: PyTree) -> Axes:
+    def of(self, module: Module) -> Axes:
         """The axis of each leaf of a module."""
         axes: Axes = [None] * len(tree_leaves(module))
         found = [False] * len(axes)

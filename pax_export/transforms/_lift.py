@@ -21,6 +21,7 @@ from jax.tree_util import tree_flatten, tree_flatten_with_path, tree_map, tree_s
 from pax_export._errors import InvalidArgumentTypeError, SharedNodeError
 from pax_export._types import PyTree
 from pax_export.core import (
+    Module,
     Node,
     describe_array,
     is_node,
@@ -137,7 +138,7 @@ def unbind(functions: Iterable[Callable]) -> tuple[list[Callable], list[Any]]:
             modules.append(owner)
     places = [id(module) for module in _modules_of(modules)]
 
-    def with_modules(function: Any, owner: object) -> Callable:
+    def with_modules(function: Any, owner: Module | None) -> Callable:
         if owner is None:
             return lambda *args: function(*args[:-1])
         place = places.index(id(owner))

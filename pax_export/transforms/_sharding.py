@@ -13,6 +13,7 @@ from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._types import PyTree
 from pax_export.core import (
     SPECS,
+    Module,
     Node,
     Spec,
     flatten,
@@ -51,11 +52,11 @@ def get_partition_spec(tree: PyTree) -> Any:
     )
 
 
-def _specs_of_module(module: PyTree) -> Any:
+def _specs_of_module(module: Module) -> Any:
     return tree_structure(module).unflatten(_declared_specs(module))
 
 
-def _declared_specs(module: PyTree) -> list[PartitionSpec]:
+def _declared_specs(module: Module) -> list[PartitionSpec]:
     """The spec of each leaf."""
     specs = [specs_of(leaf.owners[-1]).get(leaf.attribute) for leaf in leaves_of(module)]
     return [PartitionSpec(*(spec or ())) for spec in specs]
@@ -109,7 +110,7 @@ def get_named_sharding(tree: PyTree, mesh: Mesh) -> Any:
     )
 
 
-def constrain_leaves(module: PyTree) -> Any:
+def constrain_leaves(module: Module) -> Any:
     """The module with its leaves constrained to the specs that it declares."""
     leaves, treedef = tree_flatten(module)
     return treedef.unflatten(map(jax.lax.with_sharding_constraint, leaves, _declared_specs(module)))
@@ -118,12 +119,12 @@ def constrain_leaves(module: PyTree) -> Any:
 # --- stacking -----------------------------------------------------------------------------
 
 
-def with_stacked_axis(module: PyTree, axes: Sequence[int | None], name: str | None) -> Any:
+def with_stacked_axis(module: Module, axes: Sequence[int | None], name: str | None) -> Any:
     """Returns the specs of a module whose leaves got a new axis at these positions, or None."""
     return _change_specs(module, axes, lambda spec, axis: _insert_axis(spec, axis, name))
 
 
-def without_stacked_axis(module: PyTree, axes: Sequence[int | None]) -> Any:
+def without_stacked_axis(module: Module, axes: Sequence[int | None]) -> Any:
     """Returns the specs of a module whose leaves lose this axis."""
     return _change_specs(module, axes, _remove_axis)
 
@@ -138,7 +139,7 @@ def _remove_axis(spec: Spec, axis: int) -> Spec:
 
 
 def _change_specs(
-    module: PyTree, axes: Sequence[int | None], change: Callable[[Spec, int], Spec]
+    module: Module, axes: Sequence[int | None], change: Callable[[Spec, int], Spec]
 ) -> Any:
     if not is_node(module) or not any(map(specs_of, modules_and_leaves(module)[0])):
         return module

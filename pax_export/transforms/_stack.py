@@ -64,7 +64,7 @@ def stack_layers(layers: Sequence[Any], *, axis: int = 0, axis_label: str | None
     return with_stacked_axis(stacked, [axis] * len(leaves), axis_label)
 
 
-def _require_equal(first: object, layer: PyTree, number: int) -> None:
+def _require_equal(first: PyTree, layer: PyTree, number: int) -> None:
     if tree_structure(first) != tree_structure(layer):
         lines = structure_differences(first, layer) or ["the treedefs differ"]
     else:

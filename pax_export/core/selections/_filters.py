@@ -296,7 +296,7 @@ def _is_called(leaf: FilteredLeaf, name: str) -> bool:
     return any(owner.name == name for owner in leaf.owners)
 
 
-def _is_in_places(module: PyTree, leaves: list[FilteredLeaf], places: Chosen) -> Mask:
+def _is_in_places(module: Node, leaves: list[FilteredLeaf], places: Chosen) -> Mask:
     """Tests whether leaves are in places selected in this or a similar net."""
     if module is None:
         return [False]
@@ -312,21 +312,21 @@ def _rule_of_several(value: PyTree) -> Rule:
         return lambda module, leaves: [not x for x in rules[0](module, leaves)]
     combine = all if isinstance(value, All) else any
 
-    def several(module: PyTree, leaves: list[FilteredLeaf]) -> Mask:
+    def several(module: Node, leaves: list[FilteredLeaf]) -> Mask:
         masks = [rule(module, leaves) for rule in rules]
         return [combine(mask[i] for mask in masks) for i in range(len(leaves))]
 
     return several
 
 
-def _parameter_mask(module: PyTree) -> Mask:
+def _parameter_mask(module: Node) -> Mask:
     """Returns the leaves that ``module.parameters()`` keeps."""
     if module is None:
         return [False]  # the ambient stream of keys, which is in no module
     return _mask_of(module, tree_map(lambda leaf: True, module.parameters()))
 
 
-def _mask_of(module: PyTree, mask: object) -> Mask:
+def _mask_of(module: Node, mask: object) -> Mask:
     """Returns the True leaves of a mask; an EmptyNode marks none."""
     if module is None:
         return [False]

@@ -69,7 +69,7 @@ class Selection(Chosen):
         object.__setattr__(self, "paths", paths)
 
     @classmethod
-    def of(cls, net: PyTree, what: object) -> Self:
+    def of(cls, net: Node, what: object) -> Self:
         """Selects parts of a module, as ``net.at(what)`` does.
 
         Args:
@@ -262,7 +262,7 @@ class Selection(Chosen):
         """
         on_array = on_own_array(_require_callable(function, "apply"))
 
-        def applied(part: object) -> Any:
+        def applied(part: Any) -> Any:
             if is_node(part):
                 return apply_bottom_up(part, function)
             return jax.tree_util.tree_map(

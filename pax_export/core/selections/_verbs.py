@@ -21,6 +21,7 @@ from pax_export.core._parameters import (
 )
 from pax_export.core._random import split_rng_key
 from pax_export.core._traversal import apply_bottom_up, cached_by_treedef
+from pax_export.core._tree import Node
 from pax_export.core.selections._filters import FilteredLeaf, Param, as_rule, leaves_of
 from pax_export.core.selections._paths import (
     Place,
@@ -95,7 +96,7 @@ def _modes_around(tree: PyTree, modules: tuple[Steps, ...]) -> dict[Steps, bool 
     return {steps: places[places[steps].owner].training for steps in modules}
 
 
-def _unfreeze_alone(module: PyTree, training: bool | None) -> Any:
+def _unfreeze_alone(module: Node, training: bool | None) -> Any:
     """Unfreezes a module, but not its submodules."""
     kept_statistics = frozen_of(module).statistics
     new = unfreeze_alone(module)
@@ -106,7 +107,7 @@ def _unfreeze_alone(module: PyTree, training: bool | None) -> Any:
 
 
 def reinitialize(
-    net: PyTree, paths: tuple[Steps, ...], key: Any, initializer: Initializer | None
+    net: Node, paths: tuple[Steps, ...], key: Any, initializer: Initializer | None
 ) -> Any:
     """The net with new values for the parameters at or below some places."""
     found = leaves_of(net)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pax_export._types import PyTree
+from pax_export._types import DTypeLike, PyTree
 
 Shape = tuple[int, ...]
 Index = tuple[slice, ...]
@@ -190,7 +190,9 @@ def undo_piece(value: np.ndarray, piece: Piece, into: np.ndarray) -> None:
     part[piece.take or ...] = value
 
 
-def assemble_leaf(shape: Shape, dtype: Any, pieces: Sequence[Piece], read: PyTree) -> np.ndarray:
+def assemble_leaf(
+    shape: Shape, dtype: DTypeLike, pieces: Sequence[Piece], read: PyTree
+) -> np.ndarray:
     """Assembles a leaf from its pieces; `read` returns an array by name."""
     if len(pieces) == 1 and pieces[0].put is None:
         return apply_piece(read(pieces[0].source), pieces[0]).astype(dtype)

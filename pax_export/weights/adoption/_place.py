@@ -166,7 +166,7 @@ def _unfit_error(path: str, dtype: DTypeLike, got: str) -> AdoptionError:
     )
 
 
-def constant_leaf(own: PyTree, sharding: object, number: int) -> Any:
+def constant_leaf(own: PyTree, sharding: Sharding | None, number: int) -> Any:
     """Returns a leaf filled with one number: a counter for existing statistics, or a zero bias."""
     if isinstance(own, np.ndarray):
         return np.full_like(own, number)
@@ -175,7 +175,7 @@ def constant_leaf(own: PyTree, sharding: object, number: int) -> Any:
     return jax.numpy.asarray(value) if sharding is None else jax.device_put(value, sharding)
 
 
-def keep_leaf(own: object, path: str, sharding: object, draw: Callable[..., Any]) -> Any:
+def keep_leaf(own: object, path: str, sharding: Sharding | None, draw: Callable[..., Any]) -> Any:
     """Returns a kept leaf; in an abstract module random keys are drawn, others raise."""
     if isinstance(own, jax.ShapeDtypeStruct):
         if not (is_key(own.dtype) or (own.dtype == np.uint32 and own.shape[-1:] == (2,))):

@@ -159,7 +159,7 @@ class PickleMachine:
             )
         return known
 
-    def _call(self, function: Any, arguments: Any) -> Any:
+    def _call(self, function: object, arguments: object) -> Any:
         if not isinstance(function, Global) or function.build is None:
             got = function.name if isinstance(function, Global) else type(function).__name__
             raise ValueError(f"a call of {got} in a pickle")
@@ -389,7 +389,7 @@ def _known_of_numpy(module: str, name: str) -> Global | None:
 class PickledDtype:
     """A dtype of numbers; objects, texts and records are none."""
 
-    def __init__(self, name: Any, *_: object):
+    def __init__(self, name: str, *_: object):
         self.dtype = np.dtype(name if isinstance(name, str) and len(name) < 20 else "O")
         if self.dtype.kind not in _NUMBERS:
             raise ValueError(f"numbers of the dtype {name!r:.50} in a pickle")
