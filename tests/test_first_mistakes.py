@@ -42,6 +42,12 @@ def test_a_recipe_in_place_of_an_optimizer():
         jax.jit(lambda optimizer: 0)(recipe)
 
 
+def test_a_layer_in_place_of_an_optimizer():
+    net = pax.Linear(2, 3)
+    with refused(InvalidArgumentTypeError, "called with gradients and parameters"):
+        pax.optim.apply_gradients(net, pax.Linear(2, 3), net.parameters())
+
+
 def test_images_with_channels_on_another_axis():
     with refused(InvalidArgumentError, "data_format='NCHW'"):
         pax.Conv2D(3, 8, 3)(np.ones((1, 3, 28, 28)))

@@ -7,6 +7,7 @@ An optimizer is a module. Called with gradients and parameters, it returns updat
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, TypeVar
 
 import jax
@@ -75,6 +76,7 @@ def apply_gradients(
         new_optimizer, updates = module_and_value(optimizer)(directions, params, **extra)
     except (TypeError, ValueError) as error:
         refuse_another_model(optimizer, params, error)
+        _refuse_other_module(optimizer, (directions, params), extra, error)
         raise
     new_params = _subtract_updates(params, updates)
     if all_finite is not None:
@@ -164,6 +166,20 @@ def refuse_another_model(optimizer: PyTree, params: PyTree, error: Exception) ->
                 "optimizer.remade(model.parameters()), which keeps leaves with the same path and "
                 "shape; create an opax optimizer again",
             ) from error
+
+
+def _refuse_other_module(
+    optimizer: Module, given: tuple, extra: dict[str, Any], error: Exception
+) -> None:
+    """Raises if the module cannot be called as an optimizer is."""
+    try:
+        inspect.signature(optimizer.__call__).bind(*given, **extra)
+    except TypeError:
+        raise InvalidArgumentTypeError(
+            "The optimizer of a training step is called with gradients and parameters.",
+            got=f"{type(optimizer).__name__}: {error}"[:200],
+            write="pax.optim.from_optax(optax.adam(1e-3))(model.parameters())",
+        ) from error
 
 
 def parameters_of(tree: PyTree) -> Any:

@@ -227,7 +227,7 @@ class Report:
             f"  variables   {self._variables_text()}, {bytes_text(self.variable_bytes)}",
             "  graph       " + ", ".join(self._graph_parts()),
             f"  runs in     {self._runs_in()}",
-            *[f"  served      {self.details[SERVED]}"] * (SERVED in self.details),
+            *(f"  served      {self.details[key]}" for key in (SERVED,) if key in self.details),
             "  made by     " + ", ".join(f"{k} {v}" for k, v in self.versions.items()),
             "  validated   " + self._validation_text(),
             *(f"  certified   {text}" for text in self.certified),
