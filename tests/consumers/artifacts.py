@@ -18,10 +18,17 @@ import pytest
 VARIABLE = "PAX_EXPORT_ARTIFACTS"
 BATCHES = (1, 7)
 
+#: Models that are written as graphs of TensorFlow's operations, too, which run without XLA.
+OPERATIONS = (
+    "conv_net", "lstm", "transformer", "random", "indexing", "linear_algebra", "quantized",
+    "stateful",
+)  # fmt: skip
+_SUFFIX = "_operations"
 #: What every exporting environment writes.
 NAMES = (
     "conv_net", "lstm", "transformer", "resnet18", "graph", "function", "random", "indexing",
     "linear_algebra", "trainable", "quantized", "stateful", "mended",
+    *(each + _SUFFIX for each in OPERATIONS),
 )  # fmt: skip
 #: Those that take long to compile are served at fewer sizes.
 _FEWER = {"resnet18": (2,), "linear_algebra": (3,)}
@@ -29,7 +36,7 @@ _FEWER = {"resnet18": (2,), "linear_algebra": (3,)}
 
 def batches(name: str) -> tuple[int, ...]:
     """The sizes at which a model is served."""
-    return _FEWER.get(name, BATCHES)
+    return _FEWER.get(name.removesuffix(_SUFFIX), BATCHES)
 
 
 #: What is exported through orbax's interface, and served by a test of its own.

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 import pax_export as pax
 from pax_export.experimental.graph import build_graph_module
+from tests.consumers import artifacts
 
 TABLE = jax.random.normal(jax.random.key(3), (64, 8))
 
@@ -186,6 +187,11 @@ MODELS = {
     "trainable": (lambda: (parameters_of_mlp(), mlp), "batch, 5", {"trainable": True}),
     "quantized": (quantized, "batch, 5", {}),
     "stateful": (Average, "batch, 3", {"state": "update"}),
+}
+MODELS |= {
+    f"{name}_operations": (make, shape, options | {"operations": "tensorflow"})
+    for name, (make, shape, options) in MODELS.items()
+    if name in artifacts.OPERATIONS
 }
 
 

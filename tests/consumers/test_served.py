@@ -8,8 +8,10 @@ DIR holds what `test_exported.py` wrote there.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import importlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -97,6 +99,50 @@ def test_results_are_the_same_when_xla_compiles_all(name):
         case = expected(folder, artifacts.batches(name)[-1])
         compiled = tf.function(fresh(folder).signatures["serving_default"], jit_compile=True)
         assert_equal(compiled(**tensors(case["in"])), case["out"], folder)
+
+
+@each_name
+def test_results_are_the_same_in_a_session(name):
+    """C programs, Java and TensorFlow Serving call the graph, not the objects."""
+    for folder in folders(name):
+        case = expected(folder, artifacts.batches(name)[-1])
+        with tf.compat.v1.Session(graph=tf.Graph()) as session:
+            graph = tf.compat.v1.saved_model.load(session, ["serve"], str(folder / "model"))
+            signature = graph.signature_def["serving_default"]
+            given = {signature.inputs[key].name: value for key, value in case["in"].items()}
+            wanted = {key: each.name for key, each in signature.outputs.items()}
+            outputs = session.run(wanted, given)
+        assert_equal(tensors(outputs), case["out"], folder)
+
+
+@pytest.fixture
+def without_xla():
+    """XLA is off, as tensorflow_model_server starts."""
+    (file,) = Path(tf.__file__).parent.glob("libtensorflow_cc.*")
+    library = ctypes.CDLL(str(file))
+    library._ZN10tensorflow21DisableXlaCompilationEv()
+    yield
+    library._ZN10tensorflow20EnableXlaCompilationEv()
+
+
+@pytest.mark.parametrize("name", artifacts.OPERATIONS)
+def test_operations_run_without_xla(name, without_xla):
+    name += "_operations"
+    for folder in folders(name):
+        for batch in artifacts.batches(name):
+            case = expected(folder, batch)
+            model = tf.saved_model.load(str(folder / "model"))
+            outputs = model.signatures["serving_default"](**tensors(case["in"]))
+            assert_equal(outputs, case["out"], folder)
+
+
+def test_xla_is_off(without_xla):
+    (folder, *_) = folders("graph")
+    # Programs of sizes that were called before are compiled already.
+    given = {name: np.repeat(x, 11, 0) for name, x in expected(folder, 1)["in"].items()}
+    model = tf.saved_model.load(str(folder / "model"))
+    with pytest.raises(tf.errors.InternalError, match="XLA compilation disabled"):
+        model.signatures["serving_default"](**tensors(given))
 
 
 @each_batch

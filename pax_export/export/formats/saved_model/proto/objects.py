@@ -179,9 +179,9 @@ def meta_graph(
     """
     nodes: list[Message] = []
     specs = [Spec.of(each.value) for each in variables]
-    for place, (variable, spec) in enumerate(zip(variables, specs)):
-        about = {**spec._asdict(), "shared_name": variable.name.encode()}
-        add_node(nodes, _handle_name(place), "VarHandleOp", **about)
+    for place, spec in enumerate(specs):
+        name = _handle_name(place)  # the TFLite converter looks for the node by its shared name
+        add_node(nodes, name, "VarHandleOp", **spec._asdict(), shared_name=name.encode())
     calls = {}
     names = [f"{_CALL}_{number}" if number else _CALL for number in range(len(signatures))]
     arguments = [(key, each) for key in signatures for each in signatures[key][0].arguments]

@@ -118,7 +118,7 @@ def rank(builder: GraphBuilder, x: Tensor, *, axis: int, count: Any, largest: bo
     """By integers in the order of the numbers, because `TopKV2` has no order for NaN."""
     axis %= x.rank
     order = [*(each for each in range(x.rank) if each != axis), axis]
-    key = integers_in_order(builder, builder.transpose(x, order))
+    key = _ordered(builder, builder.transpose(x, order))
     key = key if largest else builder("Invert", key)
     _, places = builder("TopKV2", key, builder.sizes.scalar(count))
     sizes = [*(x.shape[each] for each in order[:-1]), count]
@@ -126,7 +126,7 @@ def rank(builder: GraphBuilder, x: Tensor, *, axis: int, count: Any, largest: bo
     return builder.transpose(builder.shaped(places, sizes), back)
 
 
-def integers_in_order(builder: GraphBuilder, x: Tensor) -> Tensor:
+def _ordered(builder: GraphBuilder, x: Tensor) -> Tensor:
     """Integers in the order of sorting: zeros are equal, and NaN is the largest number."""
     if not x.is_float:
         return x

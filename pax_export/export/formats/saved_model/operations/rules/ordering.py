@@ -8,25 +8,24 @@ from typing import Any
 import numpy as np
 
 from pax_export.export.formats.saved_model.operations.graph import GraphBuilder, Tensor, rule
-from pax_export.export.formats.saved_model.operations.rules.indexing import integers_in_order
 
 
-def _position(name: str, operator: str, of_nan: str) -> None:
+def _position(name: str, operator: str) -> None:
     @rule(name)
     def position(builder: GraphBuilder, x: Tensor, *, axes: Sequence[int], index_dtype: Any) -> Any:
-        """The first of equal elements, and the first NaN, which TensorFlow skips."""
-        key = integers_in_order(builder, x)
-        if x.is_float:
-            nan = np.array(getattr(np.iinfo(key.dtype), of_nan), key.dtype)
-            key = builder("SelectV2", builder("IsNan", x), nan, key)
+        """The first of equal elements, or the first NaN, which TensorFlow skips."""
+        axis = np.array(*axes, np.int32)
         kind = np.dtype(np.int64 if np.dtype(index_dtype).itemsize > 4 else np.int32)
-        (axis,) = axes
-        made = builder(operator, key, np.array(axis, np.int32), output_type=kind)
+        made = builder(operator, x, axis, output_type=kind)
+        if x.is_float:
+            nan = builder("IsNan", x)
+            first = builder("ArgMax", builder.cast(nan, np.float32), axis, output_type=kind)
+            made = builder("SelectV2", builder("Any", nan, axis), first, made)
         return builder.cast(made, index_dtype)
 
 
-_position("argmax", "ArgMax", "max")
-_position("argmin", "ArgMin", "min")
+_position("argmax", "ArgMax")
+_position("argmin", "ArgMin")
 
 
 @rule("cumprod")
