@@ -49,12 +49,15 @@ def why_retraced(function: Callable[..., Any]) -> Callable[..., Any]:
           write: arguments with equal structure, static data, shapes and dtypes
     """
     seen: dict[Any, list[SeenCall]] = {}
-    code = getattr(inspect.unwrap(function), "__code__", None)
+    code = _code_of(function)
 
     @functools.wraps(function)
     def wrapper(*args: object, **kwargs: object) -> Any:
         named = _named_arguments(function, args, kwargs)
-        key, now = _cache_key(named), SeenCall(_abstract_tree(named), _numbers(named))
+        key, now = (
+            _cache_key(named),
+            SeenCall(_abstract_tree(named), _numbers(named), sorted(kwargs)),
+        )
         with _names_of_traces() as traced:
             result = function(*args, **kwargs)
         before = [each for calls in seen.values() for each in calls]
@@ -76,11 +79,20 @@ class SeenCall(NamedTuple):
 
     tree: Any  # shapes, dtypes and static data
     numbers: dict[str, Any]  # Python numbers by path, which may be static arguments
+    keywords: list[str]
 
 
 #: The arguments with which functions of some code were called, by any of their wrappers.
 _called: weakref.WeakKeyDictionary[Any, set[Any]] = weakref.WeakKeyDictionary()
 _traces: ContextVar[list[str] | None] = ContextVar("pax_export_traces", default=None)
+
+
+def _code_of(function: Any) -> Any:
+    """Returns the code of a function, also behind `jax.jit` and partials, or None."""
+    function = inspect.unwrap(function)
+    while isinstance(function, functools.partial):
+        function = inspect.unwrap(function.func)
+    return getattr(function, "__code__", None)
 
 
 @contextmanager
@@ -124,6 +136,15 @@ def _warn_of_equal_call(
     ]  # fmt: skip
     if static and all(static):
         _warn(function, min(static, key=len), "an array, jnp.asarray(...), for what changes")
+    elif before and all(old.keywords != now.keywords for old in before):
+        names = ", ".join(now.keywords) or "none"
+        _warn(function, [f"equal arguments; by keyword now: {names}"], "one form for all calls")
+    elif before and hasattr(function, "lower"):
+        _warn(
+            function,
+            ["equal arguments; another configuration of jax, or its caches were cleared"],
+            "one context for all calls, e.g. of jax.default_matmul_precision or jax.set_mesh",
+        )
     else:
         _warn(
             function,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 
 import jax
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 import pax_export as pax
+from pax_export.errors import RetracingWarning
 
 
 def told(function, *calls):
@@ -111,7 +113,20 @@ def test_a_function_that_is_jitted_anew_in_a_loop():
     messages = []
     for _ in range(3):
         messages += told(jax.jit(lambda x: x * 2), (jnp.ones(2),))
-    assert len(messages) == 2 and all("made anew" in message for message in messages)
+        messages += told(jax.jit(functools.partial(lambda y, x: x * y, 2)), (jnp.ones(2),))
+    assert len(messages) == 4 and all("made anew" in message for message in messages)
+
+
+def test_equal_arguments_that_jax_distinguishes():
+    step, x = pax.debug.why_retraced(jax.jit(lambda x, y: x + y)), jnp.ones(2)
+    step(x, x)
+    with pytest.warns(RetracingWarning, match="by keyword now: y"):
+        step(x, y=x)
+    with (
+        jax.default_matmul_precision("float32"),
+        pytest.warns(RetracingWarning, match="another configuration"),
+    ):
+        step(x, x)
 
 
 @pytest.mark.parametrize(
