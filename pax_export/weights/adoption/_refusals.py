@@ -146,8 +146,11 @@ def _explain_group(group: Group) -> str:
         return '; a cell without biases: zeros="**.bias", and no forget_gate_bias in the module'
     if {"weight_ih", "weight_hh"} <= set(group.parts):
         rows, *columns = group.parts["weight_hh"].shape
-        torch_gru = columns == [rows / 3]
-        return "; a GRU of torch fills a pax.GRU with reset_after=True" if torch_gru else ""
+        if columns != [rows / 3]:
+            return ""
+        if "bias_ih" in group.parts and "bias_hh" not in group.parts:
+            return "; no layer takes a GRU of Equinox, whose last gate has a bias of its own"
+        return "; a GRU of torch fills a pax.GRU with reset_after=True"
     shapes = {role: piece.shape for role, piece in group.parts.items()}
     if RECURRENT in shapes and shapes.get(BIAS) == (2, 3 * shapes[RECURRENT][0]):
         return "; a GRU of Keras with reset_after=True fills a pax.GRU with reset_after=True"

@@ -95,6 +95,13 @@ def test_grus_that_reset_after_the_product_say_so():
     assert "of Keras with reset_after=True fills a pax.GRU with reset_after=True" in str(error)
 
 
+def test_a_gru_of_equinox_is_refused_by_name():
+    file = {"weight_ih": normal(6, 3), "weight_hh": normal(6, 2), "bias": normal(6),
+            "bias_n": normal(2)}  # fmt: skip
+    error = assert_refused(pax.GRU(3, 2, reset_after=True), file)
+    assert "no layer takes a GRU of Equinox" in str(error)
+
+
 def test_a_layer_that_is_there_twice_instead_of_another():
     twice = dense("layers.1", 3, 3)
     file = {**twice, **{name.replace("1", "2"): array.copy() for name, array in twice.items()}}
