@@ -14,10 +14,10 @@ import jax.numpy as jnp
 import jmp
 import numpy as np
 
-from pax_export._check import checked_fraction, checked_integer
+from pax_export._check import checked_fraction, checked_integer, checked_positive
 from pax_export._errors import InvalidArgumentError
 from pax_export._jax import is_tracer
-from pax_export._types import Array, PyTree
+from pax_export._types import Array
 from pax_export.adapters import _kernels as kernels
 from pax_export.adapters._lora import LoRA
 from pax_export.core import (
@@ -120,25 +120,13 @@ def lora(
     adapter = LoRA(
         a,
         b,
-        alpha=_positive_number(rank if alpha is None else alpha, "lora.alpha"),
+        alpha=checked_positive(rank if alpha is None else alpha, "lora.alpha"),
         dropout=checked_fraction(dropout, "lora.dropout", one_allowed=False),
         rslora=rslora,
         magnitude=kernels.column_norms(module, own.astype(dtype)) if dora else None,
         key=dropout_key,
     )
     return put_adapter(module, name, adapter)
-
-
-def _positive_number(value: PyTree, where: str) -> float:
-    try:
-        number = 0.0 if isinstance(value, str) else float(value)
-    except (TypeError, ValueError):
-        number = 0.0
-    if not 0 < number < float("inf"):
-        raise InvalidArgumentError(
-            "This argument must be a positive number.", where=where, got=repr(value), write="16"
-        )
-    return number
 
 
 def put_adapter(layer: Module, name: str, adapter: LoRA) -> Any:

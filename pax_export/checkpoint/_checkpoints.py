@@ -15,7 +15,7 @@ from typing import Any, Literal, Self
 
 import jax
 
-from pax_export._check import checked_integer
+from pax_export._check import checked_choice, checked_integer
 from pax_export._errors import (
     CheckpointError,
     InvalidArgumentError,
@@ -462,19 +462,9 @@ class Retention:
     mode: Literal["min", "max"]  # whether the smallest or the largest is the best
 
     def __post_init__(self) -> None:
-        last = self.last
-        number = isinstance(last, int) and not isinstance(last, bool) and last >= 1
-        for good, what, got, write in (
-            (last is None or number, "At least one checkpoint must be kept.",
-             f"keep={last!r}", "keep=3, or keep=None for all"),
-            (self.best is None or isinstance(self.best, str),
-             "The best checkpoint must be chosen by the name of a metric.",
-             f"best={self.best!r}", 'best="loss", and save(step, metrics={"loss": loss}, ...)'),
-            (self.mode in ("min", "max"), 'The best value of a metric must be "min" or "max".',
-             f"mode={self.mode!r}", 'mode="min" or mode="max"'),
-        ):  # fmt: skip
-            if not good:
-                raise InvalidArgumentError(what, got=got, write=write)
+        if self.last is not None:
+            checked_integer(self.last, "keep", 1, write="keep=3, or keep=None for all")
+        checked_choice(self.mode, ("min", "max"), "mode")
 
     def checked(self, metrics: Mapping[str, Any] | None) -> dict[str, float]:
         """Returns the metrics as numbers; raises if the metric of `best` is missing."""

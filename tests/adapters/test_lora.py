@@ -201,7 +201,7 @@ def linear():
         ),
         (lambda: adapters.lora(linear(), 1), {"name": "a.b"}, ["'a.b'"]),
         (linear, {"alpha": 0}, ["alpha", "0"]),
-        (linear, {"alpha": "3"}, ["alpha", "'3'"]),
+        (linear, {"alpha": "much"}, ["alpha", "'much'"]),
         (
             lambda: adapters.LoRA(jnp.ones((2, 1)), jnp.ones((2, 3)), alpha=1),
             {},
