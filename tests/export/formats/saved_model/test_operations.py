@@ -153,6 +153,26 @@ def test_tensorflow_differentiates_the_graph_itself(tmp_path):
     np.testing.assert_allclose(second.gradient(slopes, given), curved, rtol=1e-5)
 
 
+@pytest.mark.parametrize(("mode", "own"), [("fill", True), ("clip", True), (None, False)])
+def test_slopes_of_indices_out_of_range_are_those_of_jax(mode, own, tmp_path):
+    def taken(params, x):
+        places = jnp.array([0, 0, 9, 2])
+        return params["w"] * (x[places] if mode is None else x.at[places].get(mode=mode))
+
+    model = {"w": jnp.ones(())}, taken
+    to_saved_model(
+        model, tmp_path / "m", spec("6"), operations="tensorflow", trainable=True, validate=False
+    )
+    assert (_functions(tmp_path / "m") == 1) == own
+    loaded = tf.saved_model.load(str(tmp_path / "m"))
+    x = tf.constant(np.arange(6, dtype=np.float32))
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        (y,) = loaded.signatures["serving_default"](x=x).values()
+    slopes = jax.grad(lambda x: taken(model[0], x)[:].sum())(x.numpy())
+    np.testing.assert_array_equal(tf.convert_to_tensor(tape.gradient(y, x)), slopes)
+
+
 @jax.custom_vjp
 def _rounded(x):
     return jnp.round(x)
