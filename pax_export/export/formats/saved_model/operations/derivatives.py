@@ -47,8 +47,6 @@ def _differentiates(equation: Any) -> bool:
         return str(params["feature_group_count"]) == str(params["batch_group_count"]) == "1"
     if name == "integer_pow":  # of a quotient, TensorFlow has NaN at 0
         return params["y"] >= 0
-    if name == "gather":  # else jax clamps indices, and drops the slopes of those out of range
-        return any(mode in str(params["mode"]).upper() for mode in ("FILL", "CLIP"))
     return name in _SAME
 
 
