@@ -9,7 +9,12 @@ import jax
 import numpy as np
 
 from pax_export._jax import scan_operands
-from pax_export.export.formats.saved_model.operations.graph import GraphBuilder, Tensor, rule
+from pax_export.export.formats.saved_model.operations.graph import (
+    GraphBuilder,
+    Tensor,
+    is_number,
+    rule,
+)
 from pax_export.export.formats.saved_model.proto.nodes import VARIANT, Function, dtype_number
 from pax_export.export.portable.decompositions.control import is_of_one
 
@@ -82,7 +87,9 @@ def scan(builder: GraphBuilder, *operands: Tensor, **told: Any) -> list[Tensor]:
     size = builder.tensor(builder.sizes.scalar(length))
     stacks = results[count:]
     lists = [
-        builder("TensorListReserve", -1, size, element_dtype=np.dtype(each.dtype))
+        builder(
+            "TensorListReserve", _known(each.shape[1:]), size, element_dtype=np.dtype(each.dtype)
+        )
         for each in stacks
     ]
     begun = [builder.tensor(0), *state, *lists]
@@ -112,6 +119,11 @@ def scan(builder: GraphBuilder, *operands: Tensor, **told: Any) -> list[Tensor]:
         for handle, each in zip(found[count:], stacks)
     ]
     return [*found[:count], *stacked]
+
+
+def _known(shape: Sequence[Any]) -> list[int]:
+    """The sizes that are numbers, which the TFLite converter reads; -1 for others."""
+    return [size if is_number(size) else -1 for size in shape]
 
 
 def _numbers(structs: Sequence[Any]) -> list[Any]:
