@@ -26,6 +26,7 @@ PACKAGES = {
     "litertlm": ("ai-edge-litert>=2.1", "flatbuffers>=24.3.25", "litert-lm-api>=0.18"),
     "llamacpp": (*_SAFETENSORS, "gguf>=0.17", "h5py>=3.11", "xllamacpp>=2026.10"),
     "transformers": (*_SAFETENSORS, "transformers>=5", "torch>=2.8"),
+    "torch": ("torch>=2.8",),
     "genai": ("onnx>=1.20", "onnxruntime>=1.24", "onnxruntime-genai>=0.18"),
     "openvino": ("openvino>=2026.0",),
     "iree": ("iree-base-compiler>=3.0", "iree-base-runtime>=3.0"),

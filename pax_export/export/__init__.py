@@ -1,4 +1,4 @@
-"""Exports models to SavedModel, StableHLO, TFLite, ONNX and folders for browsers.
+"""Exports models to SavedModel, StableHLO, TFLite, ONNX, PyTorch and folders for browsers.
 
 Example:
     >>> import pax_export as pax
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pax_export.export.formats.stablehlo.export import to_stablehlo
     from pax_export.export.formats.stablehlo.files import renew
     from pax_export.export.formats.tflite.export import to_tflite
+    from pax_export.export.formats.torch.export import as_torch, to_torch
     from pax_export.export.orbax import ExportManager, JaxModule, ServingConfig
     from pax_export.export.retargeting.retarget import RetargetReport, retarget
     from pax_export.export.tracing.spec import spec
@@ -46,6 +47,7 @@ _HOMES = _WITHOUT_JAX | {
     "LoadedFile": "formats.loaded_file",
     "RetargetReport": "retargeting.retarget",
     "ServingConfig": "orbax",
+    "as_torch": "formats.torch.export",
     "renew": "formats.stablehlo.files",
     "retarget": "retargeting.retarget",
     "spec": "tracing.spec",
@@ -64,6 +66,7 @@ __all__ = [
     "Report",
     "RetargetReport",
     "ServingConfig",
+    "as_torch",
     "formats",
     "load",
     "orbax",
@@ -75,6 +78,7 @@ __all__ = [
     "to_saved_model",
     "to_stablehlo",
     "to_tflite",
+    "to_torch",
     "to_web",
 ]
 

@@ -302,6 +302,24 @@ def _onnx_file(subject: Subject, path: Path, exact: bool = False, validate: bool
     return report
 
 
+def pytorch(subject: Subject, path: Path) -> Served:
+    """Served by torch alone, and by `load`; gradients are compared by the exporter itself."""
+    import torch
+    from torch.utils import _pytree as pytree
+
+    from pax_export.export.formats.torch.run import from_numpy, to_numpy
+
+    path = path.with_suffix(".pt2")
+    report = pax.export.to_torch(subject.given, path, subject.inputs, **subject.options)
+    subject.written = True
+    module = torch.export.load(path).module()
+
+    def call(inputs: Sequence[np.ndarray]) -> Outputs:
+        return list(map(to_numpy, pytree.tree_leaves(module(*map(from_numpy, inputs)))))
+
+    return Served({"torch": _each(call), "load": _through_load(path)}, report)
+
+
 def jax2tf(subject: Subject, path: Path) -> Served:
     """Plain jax2tf, as its guide says: a SavedModel with gradients, served by TensorFlow."""
     import tensorflow as tf
@@ -401,6 +419,7 @@ FORMATS: dict[str, Callable[[Subject, Path], Served]] = {
     "tflite": tflite,
     "onnx": onnx,
     **{name: partial(_elsewhere, name) for name in runtimes.NAMES},
+    "torch": pytorch,
     "jax2tf": jax2tf,
     "jax2onnx": jax2onnx,
 }
@@ -412,6 +431,7 @@ NEEDS = {
     "tflite": ("tensorflow", "ai_edge_litert"),
     "onnx": ("onnx", "onnxruntime"),
     **dict.fromkeys(runtimes.NAMES, ("onnx",)),
+    "torch": ("torch",),
     "jax2tf": ("tensorflow",),
     "jax2onnx": ("jax2onnx", "onnxruntime"),
 }

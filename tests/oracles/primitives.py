@@ -30,7 +30,7 @@ from pax_export import export
 from pax_export.errors import PaxError
 from tests.closeness import assert_close
 
-FORMATS = ("onnx", "tflite", "saved_model")
+FORMATS = ("onnx", "tflite", "saved_model", "torch")
 #: Two ways of writing differ in the last places, and a case sums up to some hundred numbers.
 TOLERANCES = {"bfloat16": 2e-2, "float16": 2e-3, "float64": 1e-10}
 #: A case that takes longer is reported.

@@ -1,6 +1,7 @@
 """Reports embedded in single-file exports.
 
-A ``.tflite`` file ends with a zip archive, an ``.onnx`` file with an entry of `metadata_props`.
+A ``.tflite`` file ends with a zip archive, an ``.onnx`` file with an entry of `metadata_props`; a
+``.pt2`` file is an archive, which torch requires to have all entries in one folder.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ def parse_json(text: str) -> Any:
 
 
 NAME = "pax_export.json"
+NAME_IN_TORCH = f"archive/extra/{NAME}"
 #: Beside the report in the metadata of an ONNX model: its hash.
 _HASH = b"pax_export.sha256"
 _METADATA_PROPS = 14  # the number of the field in onnx.ModelProto
@@ -72,14 +74,14 @@ _OF_DAMAGED_FILES = (
 )
 
 
-def append_zip(path: Path, text: str) -> None:
-    """Puts the report into a zip archive behind the content of a file."""
+def append_zip(path: Path, text: str, name: str = NAME) -> None:
+    """Puts the report into a zip archive behind the content of a file, or into that archive."""
     if not zipfile.is_zipfile(path):
         with path.open("ab") as file:
             file.write(_zip_archive(text.encode(), path.stat().st_size))
         return
     # The time in it is always the same: equal models are equal files.
-    entry = zipfile.ZipInfo(NAME, _TIME)
+    entry = zipfile.ZipInfo(name, _TIME)
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr(entry, text)
 
@@ -163,11 +165,13 @@ def _read_report(path: Path) -> str | None:
     if zipfile.is_zipfile(path):
         _check_list(path)
         with zipfile.ZipFile(path) as archive:
-            if NAME not in archive.namelist():
+            there = archive.namelist()
+            name = next((each for each in (NAME, NAME_IN_TORCH) if each in there), None)
+            if name is None:
                 return None
-            if archive.getinfo(NAME).compress_type not in _PACKED_BY:
+            if archive.getinfo(name).compress_type not in _PACKED_BY:
                 raise ValueError("it is packed in a way that pax_export does not use")
-            with archive.open(NAME) as entry:
+            with archive.open(name) as entry:
                 text = entry.read(BYTES + 1)
                 _check_size(len(text))
                 return text.decode()

@@ -1,0 +1,163 @@
+"""Writes a module as programs of `torch.export`, one for each method, in one archive."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import json
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.export import Dim
+from torch.export.pt2_archive._package import package_pt2
+
+from pax_export._errors import SymbolicDimensionError, UnsupportedOperationError, first_line
+from pax_export.export.artifact import dimensions
+from pax_export.export.formats.torch.module import TorchModule
+from pax_export.export.formats.torch.run import METHODS, from_numpy
+from pax_export.export.tracing import dtypes
+from pax_export.export.tracing.programs import Program
+
+
+def write(
+    module: TorchModule, programs: Sequence[Program], methods: Mapping[str, Any], place: Path
+) -> None:
+    made = {}
+    for program in programs:
+        with module.as_forward(program.key):
+            made[methods[program.key]["program"]] = _exported(module, program, methods)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with place.open("wb") as file:
+            package_pt2(file, exported_programs=made, extra_files={METHODS: json.dumps(methods)})
+
+
+def _exported(module: TorchModule, program: Program, methods: Mapping[str, Any]) -> Any:
+    sizes, arrays = _sizes(program), {}
+    for entry in program.inputs.flat:
+        struct = dtypes.stored(entry.struct)
+        shape = dimensions.shape(dtypes.shape_of(struct), sizes)
+        arrays[entry.name] = from_numpy(np.zeros(shape, struct.dtype))
+    arguments = methods[program.key]["arguments"].values()
+    given = tuple(_nested(tree, arrays.__getitem__) for tree in arguments)
+    first: Exception | None = None
+    # Named sizes are those of the model. Of others torch asks less: what it cannot prove for all
+    # sizes, such as whether an array is contiguous, is no error.
+    for is_named in (True, False) if sizes else (True,):
+        dims = _Dims(program, is_named)
+        shapes = {e.name: dims.of_shape(dtypes.stored(e.struct).shape) for e in program.inputs.flat}
+        told = tuple(_nested(tree, shapes.__getitem__) for tree in arguments)
+        try:
+            with warnings.catch_warnings(), _any_size():
+                warnings.simplefilter("ignore")
+                return torch.export.export(
+                    module, given, dynamic_shapes=told if sizes else None, strict=False,
+                    prefer_deferred_runtime_asserts_over_guards=True,
+                )  # fmt: skip
+        except Exception as error:  # of torch, for any reason
+            first = first or error
+    assert first is not None
+    raise _refusal(first, program) from first
+
+
+def _any_size() -> AbstractContextManager[Any]:
+    """A block in which torch does not distinguish sizes of 1 to find out how memory is laid out.
+
+    Without it, a program for any size is refused, or at sizes of 1 when it runs.
+    """
+    config = importlib.import_module("torch.fx.experimental._config")
+    known = hasattr(config, "backed_size_oblivious")
+    return config.patch(backed_size_oblivious=True) if known else nullcontext()
+
+
+def _sizes(program: Program) -> dict[str, int]:
+    """Sizes to trace with: unlike each other and any size that torch would fix."""
+    names, constraints = program.inputs.dimensions, program.inputs.constraints
+    shapes = [dtypes.shape_of(dtypes.stored(each.struct)) for each in program.inputs.flat]
+    numbers = [each for shape in shapes for each in shape if isinstance(each, int)]
+    for first in (7, 3, 17, 33, 65):
+        unlike = (each for each in itertools.count(first, 2) if each not in numbers)
+        chosen = dict(zip(names, unlike))
+        values = [dimensions.value(size, chosen) for shape in shapes for size in shape]
+        if all(dimensions.holds(each, chosen) for each in constraints) and min(values, default=1):
+            return chosen
+    return max(program.sizes, key=lambda each: min(each.values(), default=0), default={})
+
+
+class _Dims:
+    """The dimensions of torch for the symbolic sizes of a program, with its bounds."""
+
+    def __init__(self, program: Program, is_named: bool):
+        self._dims: dict[str, Any] = {}
+        self._is_named = is_named
+        for name in program.inputs.dimensions:
+            bounds = {"min": 1, "max": None}
+            for constraint in program.inputs.constraints:
+                found = re.fullmatch(rf"\s*{re.escape(name)}\s*(<=|>=)\s*(\d+)\s*", constraint)
+                if found:
+                    bounds["min" if found[1] == ">=" else "max"] = int(found[2])
+            self._dims[name] = Dim(name, **bounds) if is_named else Dim.DYNAMIC(**bounds)
+
+    def of_shape(self, shape: Sequence[Any]) -> dict[int, Any]:
+        return {
+            axis: self._of(size) for axis, size in enumerate(shape) if not isinstance(size, int)
+        }
+
+    def _of(self, size: Any) -> Any:
+        if not self._is_named:
+            return self._dims.get(str(size), Dim.DYNAMIC)
+        try:
+            return dimensions.evaluate_over(str(size), self._dims, _calculated)
+        except (TypeError, NotImplementedError):  # torch's are linear in one name
+            return Dim.DYNAMIC
+
+
+def _calculated(operation: str, left: Any, right: Any) -> Any:
+    if isinstance(left, int) and not isinstance(right, int):
+        if operation in ("add", "mul"):
+            left, right = right, left
+    if not isinstance(right, int):
+        raise NotImplementedError(operation)
+    if operation == "mul":
+        return right * left
+    if operation == "add":
+        return left + right
+    if operation == "sub":
+        return left - right
+    raise NotImplementedError(operation)
+
+
+def _refusal(error: Exception, program: Program) -> Exception:
+    text = str(error)
+    found = re.findall(r"^\s*(\w+) = (.+)$", text, re.MULTILINE)
+    fixes = [f"{name} = {value}" for name, value in found if name in program.inputs.dimensions]
+    if fixes or "specialized" in text or "onstraint" in text:
+        return SymbolicDimensionError(
+            "torch.export cannot keep a size symbolic.",
+            where=program.key,
+            got=first_line(error),
+            write=f"a spec in which {', '.join(fixes)}" if fixes else "a number for the size",
+        )
+    return UnsupportedOperationError(
+        "torch.export cannot trace the model.",
+        where=program.key,
+        got=f"{type(error).__name__}: {text[:1000]}",
+        write="pax.export.as_torch, a module in this process; or to_onnx",
+    )
+
+
+def _nested(structure: Mapping[str, Any], leaf: Any) -> Any:
+    ((kind, content),) = structure.items()
+    if kind == "leaf":
+        return leaf(content)
+    if kind == "dict":
+        return {key: _nested(child, leaf) for key, child in content}
+    if kind in ("list", "tuple"):
+        return {"list": list, "tuple": tuple}[kind](_nested(child, leaf) for child in content)
+    return content["value"] if kind == "static" and "value" in content else None

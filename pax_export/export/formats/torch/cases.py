@@ -1,0 +1,68 @@
+"""Calls that test an export, with jax's gradients of parameters and inputs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+
+from pax_export.export.lowering.variables import Store
+from pax_export.export.tracing import dtypes
+from pax_export.export.tracing.programs import Program
+from pax_export.export.tracing.traced import pull_back
+from pax_export.export.validation.cases import CaseStep, ProgramCases, Run
+from pax_export.export.validation.serve import Arrays
+from pax_export.export.validation.validate import Case
+
+
+class GradientCases(ProgramCases):
+    """The calls of a program, one of them with gradients."""
+
+    def __init__(self, program: Program, store: Store, examples: Sequence[Any], trainable: bool):
+        leaves = [store.variables[place].value for place in store.of_leaf]
+        super().__init__(program, leaves, examples)
+        count = len(leaves)
+        trained = [store.variables[place].trainable for place in store.of_leaf]
+        inputs = [dtypes.is_floating(each.struct.dtype) for each in program.inputs.flat]
+        wanted = [*trained, *inputs] if trainable else []
+        self._wrt = [place for place, is_wanted in enumerate(wanted) if is_wanted]
+        names = [store.variables[place].name for place in store.of_leaf]
+        self._names = [*names, *(each.name for each in program.inputs.flat)]
+        self._of = [i for i, each in enumerate(program.outputs) if dtypes.is_floating(each.dtype)]
+        self._count = count
+
+    def gradient_steps(self, case: Case) -> Iterator[CaseStep]:
+        if self._wrt and self._of:
+            what = f"the gradients of {self.key}"
+            yield CaseStep(what, partial(self._with_gradients, case), 3.0, is_gradient=True)
+
+    def _with_gradients(self, case: Case) -> Case:
+        case = dataclasses.replace(case, expected=dict(case.expected), cotangents={})
+        random = np.random.default_rng(1)
+        for index in self._of:
+            like = case.expected[self.output_names[index]]
+            made = random.normal(size=like.shape).astype(like.dtype)
+            case.cotangents[self.output_names[index]] = made
+        function = jax.jit(pull_back(self.traced.function, self._wrt, self._of))
+        cotangents = list(case.cotangents.values())
+
+        def run(operands: Sequence[Any]) -> Arrays:
+            return self._named(function(list(operands), cotangents))
+
+        case.expected.update(run([*self.leaves, *case.inputs.values()]))
+        case.alternatives = partial(self._gradient_alternatives, case, run)
+        return case
+
+    def _gradient_alternatives(self, case: Case, run: Run) -> Iterator[Any]:
+        yield from self.alternatives(case, run)
+
+    def _named(self, found: Sequence[Any]) -> Mapping[str, np.ndarray]:
+        named: dict[str, np.ndarray] = {}
+        for place, value in zip(self._wrt, found):
+            name, value = f"gradient:{self._names[place]}", np.asarray(value)
+            named[name] = named[name] + value if name in named else value  # tied leaves add up
+        return named

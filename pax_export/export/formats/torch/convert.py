@@ -1,0 +1,261 @@
+"""Traced programs as graphs of torch, and a module that runs them."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from pax_export._errors import UnsupportedOperationError
+from pax_export.export.formats.torch import loops, rules
+from pax_export.export.formats.torch.graph import GraphBuilder, prune
+from pax_export.export.formats.torch.module import Method, TorchModule, argument_names
+from pax_export.export.formats.torch.own_rules import OwnRule, with_own_rules
+from pax_export.export.formats.torch.run import from_numpy
+from pax_export.export.formats.torch.values import RULES, Value, carrier, is_wrapped
+from pax_export.export.lowering.variables import Store
+from pax_export.export.pipeline.format_exporter import portable_program
+from pax_export.export.portable import (
+    EXACT,
+    NotInTargetError,
+    NotWrittenError,
+    PassOptions,
+    PortableProgram,
+    ProgramConverter,
+    Rule,
+    in_parts,
+    kept,
+    written_fast,
+)
+from pax_export.export.portable.arithmetic import MOVES, computed_equation
+from pax_export.export.tracing.programs import Program
+from pax_export.export.tracing.source_lines import refuse_operation
+
+RULES.load(rules)
+_WRITE = "the same in other operations of jax.numpy and jax.lax"
+
+
+def make_module(
+    name: str, programs: Sequence[Program], store: Store, trainable: bool, live: bool
+) -> tuple[TorchModule, dict[str, tuple[str, ...]]]:
+    """The module of a model with a method for each program, and notes for the report by key."""
+    module = TorchModule.named(name)
+    notes: dict[str, tuple[str, ...]] = {}
+    for program in programs:
+        own: list[OwnRule] = []
+        if trainable:
+            rewritten, own = with_own_rules(program.traced.program)
+            traced = dataclasses.replace(program.traced, program=rewritten)
+            program = dataclasses.replace(program, traced=traced)
+        writer = _Writer(module, program, store, own, live)
+        read = partial(portable_program, program, store)
+        method, portable = written_fast(read, PassOptions(fold=not trainable), writer.method)
+        module.add_method(method)
+        notes[program.key] = portable.notes
+    module.add_unread(
+        {each.name: from_numpy(np.asarray(each.value)) for each in store.stored}
+        if trainable
+        else {},
+        {each.name for each in store.stored if each.parameter},
+        {each.name for each in store.stored if each.trainable},
+    )
+    return module, notes
+
+
+class _Writer:
+    def __init__(
+        self,
+        module: TorchModule,
+        program: Program,
+        store: Store,
+        own: Sequence[OwnRule],
+        live: bool,
+    ):
+        self._module, self._program, self._store = module, program, store
+        self._variables = {each.name: each for each in store.variables}
+        self._constants: dict[int, Value] = {}
+        converter = ProgramConverter(RULES, self._constant, self._by_rule, exact=False)
+        self._write = converter.write
+        self._builder = builder = GraphBuilder(converter.convert)
+        builder.write = converter.write
+        builder.variables = program.inputs.dimensions
+        builder.loops, builder.live = loops, live
+        builder.own_rules = own
+        self._names = {
+            id(each): store.variables[store.of_constant(each)].name
+            for each in program.traced.constants
+        }
+        self._read: dict[str, Any] = {}  # the nodes of weights
+
+    def method(self, portable: PortableProgram) -> Method:
+        builder, program = self._builder, self._program
+        try:
+            with builder.graph(self._module) as frame:
+                names = argument_names(program.inputs.structure())
+                held = [
+                    frame.graph.placeholder(re.sub(r"\W|^(?=\d)", "_", each.name or "literal"))
+                    for each in portable.weights
+                ]
+                given = {name: frame.graph.placeholder(name) for name in names.values()}
+                inputs = self._inputs(given, names)
+                structs = program.traced.structs[-len(inputs) :] if inputs else ()
+                places, values = [], []
+                for node, weight in zip(held, portable.weights):
+                    places.append(self._place(weight))
+                    values.extend(self._weight(node, weight))
+                anchors = [*inputs, *(n for n, p in zip(held, places) if p)]
+                of_weights = [w.array for w, p in zip(portable.weights, places) if p]
+                builder.begin(anchors, [*structs, *of_weights])
+                taken = [self._taken(n, s) for n, s in zip(inputs, structs)]
+                found = self._write(portable.program, [*values, *taken])
+                outputs = dict(zip(program.output_names, found))
+                results = dict(zip(program.output_names, program.traced.results))
+                made = _nested(
+                    program.output_structure, lambda name: self._given(outputs[name], results[name])
+                )
+                frame.graph.output(made)
+                prune(frame.graph)
+                keep = []
+                for node, place in zip(held, places):
+                    if node.users:
+                        keep.append(place)
+                    else:
+                        frame.graph.erase_node(node)
+                return Method(program.key, frame.graph, tuple(keep), tuple(names.values()))
+        except NotInTargetError as error:
+            raise UnsupportedOperationError(
+                f"torch cannot express {error}.", where=program.key, write=_WRITE
+            ) from error
+        except NotWrittenError as error:
+            raise refuse_operation("torch", error, program.key, _WRITE) from error
+
+    def _inputs(self, given: Mapping[str, Any], names: Mapping[str, str]) -> list[Any]:
+        """The nodes of the flat inputs, inside of the arguments."""
+        found: dict[str, Any] = {}
+
+        def walk(structure: Mapping[str, Any], node: Any) -> None:
+            ((kind, content),) = structure.items()
+            if kind == "leaf":
+                found[content] = node
+            elif kind == "dict":
+                for key, child in content:
+                    walk(child, self._builder.item(node, key))
+            elif kind in ("list", "tuple"):
+                for place, child in enumerate(content):
+                    walk(child, self._builder.item(node, place))
+
+        for name, structure in self._program.inputs.structure().items():
+            if name in names:
+                walk(structure, given[names[name]])
+        return [found[entry.name] for entry in self._program.inputs.flat]
+
+    def _place(self, weight: Any) -> str:
+        """The name of a weight in the module, under which it is stored if it is not yet."""
+        name = weight.name
+        if not name:
+            return ""
+        variable = self._variables.get(name) if not weight.sources else None
+        is_own = variable is not None
+        name = re.sub(r"[^\w.]", "_", name)  # of one that was computed
+        self._module.add_array(
+            name,
+            lambda: from_numpy(np.asarray(weight.array)),
+            parameter=is_own and variable.parameter,
+            trainable=is_own and variable.trainable,
+        )
+        return name
+
+    def _weight(self, node: Any, weight: Any) -> list[Value]:
+        builder = self._builder
+        if not weight.name:
+            return [builder.literal(part) for part in in_parts(weight.array)]
+        array = weight.array
+        dtype = np.dtype(array.dtype)
+        if dtype.kind == "c":
+            half = np.dtype(f"float{4 * dtype.itemsize}")
+            return [
+                Value(builder(kind, node), half, tuple(array.shape)) for kind in ("real", "imag")
+            ]
+        return [self._taken(node, array)]
+
+    def _taken(self, node: Any, struct: Any) -> Value:
+        dtype = np.dtype(struct.dtype)
+        if is_wrapped(dtype):
+            node = self._from_stored(node, dtype)
+        return Value(node, dtype, tuple(struct.shape))
+
+    def _from_stored(self, node: Any, dtype: np.dtype) -> Any:
+        return self._builder.cast(node, carrier(dtype))
+
+    def _given(self, value: Value, struct: Any) -> Any:
+        """An output in its own dtype; torch would return a number for a literal."""
+        node, dtype = self._builder.node(value), np.dtype(struct.dtype)
+        if dtype.name in ("int4", "uint4", "int2", "uint2"):
+            return self._builder.cast(node, "int8")
+        return self._builder.cast(node, dtype.name) if is_wrapped(dtype) else node
+
+    def _constant(self, value: Any) -> Value:
+        return self._builder.literal(value)
+
+    def _by_rule(self, rule: Rule, equation: Any, operands: Sequence[Any]) -> list[Value] | None:
+        builder = self._builder
+        results = [variable.aval for variable in equation.outvars]
+        builder.operation, told = kept.operation(equation)
+        builder.results = results
+        if _is_known(equation, operands, results):
+            given = [x.known.astype(x.dtype) for x in operands]
+            return [builder.literal(np.asarray(e)) for e in computed_equation(equation, given)]
+        rounds = builder.operation not in EXACT
+        made = rule.function(builder, *operands, **told)
+        return None if made is None else self._values(made, results, rounds)
+
+    def _values(self, made: Any, results: Sequence[Any], rounds: bool) -> list[Value]:
+        several = made if isinstance(made, (list, tuple)) else [made]
+        values: list[Value] = []
+        for each, result in zip(several, results, strict=True):
+            shaped: dict[str, Any] = {"dtype": np.dtype(result.dtype), "shape": tuple(result.shape)}
+            if isinstance(each, Value):
+                values.append(dataclasses.replace(each, **shaped))
+            else:
+                node = self._builder.fit(each, result.dtype) if rounds else each
+                values.append(Value(node, **shaped))
+        return values
+
+
+#: Constants larger than this, and than their operands, are computed when the program runs.
+_SMALL = 64
+
+
+def _is_known(equation: Any, operands: Sequence[Value], results: Sequence[Any]) -> bool:
+    """Whether results are known integers, by literals of the program."""
+    given = [each.known for each in operands if each.known is not None]
+    if not operands or len(given) < len(operands):
+        return False
+    kinds = {str(each.dtype) for each in operands} | {str(each.dtype) for each in results}
+    if equation.primitive.name not in MOVES and any("float" in each for each in kinds):
+        return False
+    if equation.effects or kept.name_of(equation.params) or equation.primitive.name in _BODIES:
+        return False
+    most = max(_SMALL, *map(np.size, given))
+    shapes = [each.shape for each in results]
+    return all(
+        all(isinstance(s, int) for s in shape) and np.prod(shape) <= most for shape in shapes
+    )
+
+
+_BODIES = ("scan", "while", "cond")
+
+
+def _nested(structure: Mapping[str, Any], leaf: Any) -> Any:
+    ((kind, content),) = structure.items()
+    if kind == "leaf":
+        return leaf(content)
+    if kind == "dict":
+        return {key: _nested(child, leaf) for key, child in content}
+    if kind in ("list", "tuple"):
+        return {"list": list, "tuple": tuple}[kind](_nested(child, leaf) for child in content)
+    return content["value"] if kind == "static" and "value" in content else None

@@ -1,0 +1,316 @@
+"""`to_torch` and `as_torch`: exports a model as a program, or as a module, of PyTorch."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pax_export._errors import ExportPathError, MissingPackageError, PaxError
+from pax_export._files import checksums
+from pax_export._optional import find, install, require
+from pax_export.export.artifact.embedded import NAME_IN_TORCH, append_zip
+from pax_export.export.artifact.formats import TORCH
+from pax_export.export.artifact.report import SHA256, Report, package_versions, report_text
+from pax_export.export.formats.loaded_file import LoadedFile
+from pax_export.export.formats.torch.cases import GradientCases
+from pax_export.export.formats.torch.run import call, run_modules
+from pax_export.export.formats.torch.run import load as load_programs
+from pax_export.export.lowering.lowered_model import signature_info
+from pax_export.export.lowering.variables import Store
+from pax_export.export.pipeline.arguments import (
+    by_signature,
+    check_choice,
+    check_state,
+    signature_keys,
+)
+from pax_export.export.pipeline.export_run import ExportRun
+from pax_export.export.pipeline.format_exporter import FormatExporter, ProgramContents, Request
+from pax_export.export.pipeline.run_export import name_modules, run_export
+from pax_export.export.tracing.exportable import Exportable, mark_trainable
+from pax_export.export.tracing.programs import Program, refuse_changes
+from pax_export.export.validation.budget import Budget
+from pax_export.export.validation.cases import cases_in_turns
+from pax_export.export.validation.validate import Case
+from pax_export.export.validation.validate import validate as validated_calls
+
+if TYPE_CHECKING:
+    import torch
+
+#: torch before this has no archive of several programs.
+_OLDEST = (2, 8)
+
+
+def to_torch(
+    model: Any,
+    path: str | os.PathLike[str],
+    inputs: Any,
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    methods: Mapping[str, Any] | None = None,
+    constraints: Sequence[str] = (),
+    state: Literal["frozen", "keep"] = "frozen",
+    outputs: Literal["float32", "model"] = "float32",
+    trainable: Any = True,
+    validate: bool | Literal["full", "process"] = True,
+    examples: Any = None,
+    overwrite: bool = False,
+    card: Any = True,
+) -> Report:
+    """Writes a model as a program of PyTorch, for `torch.export.load`.
+
+    Operations of jax become those of torch (core ATen).  Parameters and buffers have the paths of
+    the leaves in ``state_dict()``.  Outputs, and gradients of all parameters and float inputs, are
+    compared with jax before the file has its name.
+
+    Args:
+        model: as for `to_saved_model`.
+        path: the file to create, usually ``*.pt2``.
+        inputs: as for `to_saved_model`; symbolic dimensions are those of ``torch.export.Dim``.
+        kwargs: as for `to_saved_model`.
+        methods: as for `to_saved_model`; the file has a program for each, and the first is the one
+            that ``torch.export.load`` returns.
+        constraints: as for `to_saved_model`.
+        state: ``"frozen"`` refuses a model whose calls change state that later calls read; with
+            ``"keep"`` every call starts with the exported state.
+        outputs: as for `to_saved_model`.
+        trainable: as for `to_saved_model`.  With False the program is for inference: a BatchNorm is
+            folded into the convolution before it, and no gradients are compared.
+        validate: load the export, call it at several sizes with torch and compare with jax;
+            ``"process"`` uses a fresh process without jax.
+        examples: as for `to_saved_model`.
+        overwrite: replace an existing export of `pax_export`; other files are never replaced.
+        card: as for `to_onnx`.
+
+    Returns:
+        The report, which can be printed, and is stored in the file (``unzip -p net.pt2
+        pax_export.json`` prints it).
+
+    Raises:
+        UnsupportedOperationError: torch cannot express an operation; the message has the layer and
+            line that use it.
+        PaxError: a subclass for each error, as for `to_saved_model`.
+
+    Example:
+        >>> import importlib.util, tempfile, jax.numpy as jnp
+        >>> from pax_export.export import spec, to_torch
+        >>> double = ({"w": jnp.full(3, 2.0)}, lambda params, x: params["w"] * x)
+        >>> if importlib.util.find_spec("torch"):  # pip install "pax-export[torch]"
+        ...     with tempfile.TemporaryDirectory() as folder:
+        ...         report = to_torch(double, folder + "/double.pt2", spec("batch, 3"))
+    """
+    check_state(state)
+    keys = signature_keys(methods)
+    calls = by_signature("examples", examples, keys, methods is not None)
+    given = inputs, kwargs, methods, constraints, validate, overwrite, card, state, outputs
+    return run_export(TorchExporter(trainable, calls), Request(model, path, *given))
+
+
+def as_torch(
+    model: Any,
+    inputs: Any,
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    methods: Mapping[str, Any] | None = None,
+    constraints: Sequence[str] = (),
+    state: Literal["frozen", "keep"] = "frozen",
+    outputs: Literal["float32", "model"] = "float32",
+    trainable: Any = True,
+    validate: bool | Literal["full"] = True,
+    examples: Any = None,
+) -> torch.nn.Module:
+    """Returns a model as a `torch.nn.Module` in this process.
+
+    Parameters and buffers have the paths of the leaves, so that ``state_dict()`` has their names;
+    any optimizer of torch trains it.  Functions with derivatives of their own (`jax.custom_vjp`)
+    keep these.  Each of `methods` is a method of the module.
+
+    Args:
+        model: as for `to_torch`.
+        inputs: as for `to_torch`.
+        kwargs: as for `to_torch`.
+        methods: as for `to_torch`; the first is ``forward``.
+        constraints: as for `to_torch`.
+        state: as for `to_torch`.
+        outputs: as for `to_torch`.
+        trainable: as for `to_torch`.
+        validate: call the module at several sizes and compare outputs and gradients with jax.
+        examples: as for `to_torch`.
+
+    Raises:
+        PaxError: a subclass for each error, as for `to_torch`.
+
+    Example:
+        >>> import importlib.util, pax_export as pax
+        >>> if importlib.util.find_spec("torch"):  # pip install "pax-export[torch]"
+        ...     net = pax.export.as_torch(pax.Linear(3, 2), pax.export.spec("batch, 3"))
+        ...     assert sorted(net.state_dict()) == ["bias", "weight"]
+    """
+    check_state(state)
+    check_choice("validate", validate, (True, False, "full"))
+    keys = signature_keys(methods)
+    calls = by_signature("examples", examples, keys, methods is not None)
+    given = inputs, kwargs, methods, constraints, validate, False, False, state, outputs
+    request = Request(model, "", *given)
+    exporter = TorchExporter(trainable, calls, live=True)
+    exporter.find(request)
+    try:
+        exportable, programs = exporter.trace(request)
+        refuse_changes(exportable, programs, state, updates=False)
+        contents = exporter.lower(exportable, programs, request)
+        module, _ = contents.module()
+        if validate:
+            budget = Budget(probes="all" if validate == "full" else "few")
+            modules = {each.key: getattr(module, each.key, module) for each in programs}
+            told = contents.methods()
+
+            def here(_: str, cases: Any) -> list[Any]:
+                return run_modules(_Named(modules, module), told, cases)
+
+            validated_calls(TORCH, Path(), contents.cases(budget), False, 1.0, here)
+        return module
+    except PaxError as error:
+        name_modules(error, exporter, request)
+        raise
+
+
+class _Named(dict):
+    """Methods of a module that have its parameters, as `run.call` asks for them."""
+
+    def __init__(self, functions: Mapping[str, Any], module: Any):
+        super().__init__({key: _Method(each, module) for key, each in functions.items()})
+
+
+class _Method:
+    def __init__(self, function: Any, module: Any):
+        self._function, self.named_parameters = function, module.named_parameters
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self._function(*arguments)
+
+
+@dataclass(frozen=True)
+class TorchExporter(FormatExporter):
+    format = TORCH
+    one_by_one = True
+
+    trainable: Any
+    examples: Mapping[str, Sequence[Any]]
+    live: bool = False
+
+    def find(self, request: Request) -> None:
+        find("torch", "torch", "as_torch" if self.live else "to_torch")
+
+    def load(self, request: Request) -> None:
+        found = require("torch", "torch", "to_torch").__version__
+        if tuple(int(each) for each in found.split(".")[:2]) < _OLDEST:
+            oldest = ".".join(map(str, _OLDEST))
+            raise MissingPackageError(
+                f"to_torch needs torch {oldest} or newer.", got=found, write=install("torch")
+            )
+
+    def lower(
+        self, model: Exportable, programs: Sequence[Program], request: Request
+    ) -> TorchContents:
+        marked = mark_trainable(model, self.trainable)
+        trains = self.trainable is not False
+        store = Store(marked.leaves, (), trainable=trains)
+        for each in programs:
+            for value in each.traced.constants:
+                store.of_constant(value)
+        self.load(request)
+        module = importlib.import_module("pax_export.export.formats.torch.module")
+        names = module.array_names([each.name for each in store.variables])
+        for variable, name in zip(store.variables, names):
+            variable.name = name
+        infos = store.infos()
+        return TorchContents(model.name, infos, programs, store, self.examples, trains, self.live)
+
+
+@dataclass(frozen=True)
+class TorchContents(ProgramContents):
+    trainable: bool
+    live: bool
+    notes: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def module(self) -> tuple[Any, dict[str, tuple[str, ...]]]:
+        convert = importlib.import_module("pax_export.export.formats.torch.convert")
+        return convert.make_module(self.name, self.programs, self.store, self.trainable, self.live)
+
+    def methods(self) -> dict[str, Any]:
+        """How arguments and outputs of each method are nested; the first is the archive's own."""
+        first = self.programs[0].key
+        return {
+            each.key: {
+                "program": "model" if each.key == first else each.key,
+                "arguments": _arguments(each.inputs.structure()),
+                "result": each.output_structure,
+            }
+            for each in self.programs
+        }
+
+    def write(self, place: Path) -> dict[str, tuple[str, ...]]:
+        module, notes = self.module()
+        archive = importlib.import_module("pax_export.export.formats.torch.archive")
+        archive.write(module, self.programs, self.methods(), place)
+        return notes
+
+    def cases(self, budget: Budget) -> Iterator[Case]:
+        given = (
+            GradientCases(each, self.store, self.examples.get(each.key, ()), self.trainable)
+            for each in self.programs
+        )
+        return cases_in_turns(given, budget)
+
+    def report_fields(self, place: Path, written: Any, run: ExportRun) -> dict[str, Any]:
+        notes = list(dict.fromkeys(note for each in written.values() for note in each))
+        details = {"runs_in": "torch", SHA256: _digest(place), "kept": notes}
+        return {
+            "signatures": {each.key: signature_info(each) for each in self.programs},
+            "graph_bytes": place.stat().st_size,
+            "platforms": ("cpu", "cuda", "rocm"),
+            "versions": package_versions("torch"),
+            "details": {name: value for name, value in details.items() if value},
+        }
+
+    def write_report(self, report: Report, place: Path, written: Any) -> None:
+        append_zip(place, report_text(report), NAME_IN_TORCH)
+
+
+def _arguments(structure: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments that a program takes: Python values are fixed in it."""
+    fixed = ({"static", "none"} & tree.keys() for tree in structure.values())
+    return {name: tree for (name, tree), is_fixed in zip(structure.items(), fixed) if not is_fixed}
+
+
+def _digest(path: Path) -> str:
+    """The hash of an archive up to its report, or to its list if that is not there yet."""
+    with zipfile.ZipFile(path) as archive:
+        there = NAME_IN_TORCH in archive.namelist()
+        end = archive.getinfo(NAME_IN_TORCH).header_offset if there else archive.start_dir
+    return checksums.digest(path, end)
+
+
+def check(path: Path, report: Report, trusted: bool) -> None:
+    """Compares a file with the hash in its report."""
+    if _digest(path) != report.details.get(SHA256):
+        raise ExportPathError(
+            "The export is corrupted: its hash does not match.",
+            where=str(path),
+            got="other bytes than were written",
+            write="a copy of the file, as it was written",
+        )
+
+
+def load(path: Path, report: Report) -> LoadedFile:
+    """Loads a file as a function of numpy arrays; `torch.export.load` as a program of torch."""
+    require("torch", "torch", "load")
+    programs, methods = load_programs(str(path))
+    modules = {key: each.module() for key, each in programs.items()}
+    return LoadedFile(
+        report, programs, lambda key, arrays: call(modules[key], methods[key], arrays)
+    )

@@ -1,0 +1,283 @@
+"""A builder of graphs of torch: calls, constants, bodies of loops."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+
+from pax_export.export.formats.torch.run import from_numpy
+from pax_export.export.formats.torch.sizes import TorchSizes
+from pax_export.export.formats.torch.values import (
+    Value,
+    carrier,
+    in_carrier,
+    is_rounded_by_torch,
+    is_wrapped,
+    wide_axes,
+)
+
+#: Converts a program of jax: (program, arguments) to results.
+Inline = Callable[[Any, Sequence[Value]], list[Value]]
+
+
+class Frame:
+    """One graph with the module that holds its constants and the bodies of its loops."""
+
+    def __init__(self, holder: torch.nn.Module):
+        self.graph, self.holder = torch.fx.Graph(), holder
+        self.sizes = TorchSizes(self._call, torch_function)
+        self.constants: dict[tuple, Any] = {}
+        self.device: Any = None  # the node of the device of the operands
+        self.table: Any = None  # the node of an array without elements that has all sizes
+
+    def _call(self, function: Any, *arguments: Any) -> Any:
+        return self.graph.call_function(function, arguments)
+
+
+@functools.cache
+def torch_function(name: str) -> Any:
+    """The function of torch with a dotted name, such as ``"nn.functional.conv2d"``."""
+    return functools.reduce(getattr, name.split("."), torch)
+
+
+def prune(graph: torch.fx.Graph) -> None:
+    """Removes calls whose results nothing reads; none of ours has another effect."""
+    for node in reversed(graph.nodes):
+        if not node.users and node.op not in ("placeholder", "output"):
+            graph.erase_node(node)
+
+
+class GraphBuilder:
+    """Writes the calls of one model; it is passed to the rules, which call it.
+
+    ``builder("add", x, y)`` adds a call of ``torch.add`` and returns its node. Operands are nodes,
+    `Value`s or Python values; literals of one number are Python numbers.
+    """
+
+    def __init__(self, inline: Inline, exact: bool = False):
+        self.inline, self.exact = inline, exact
+        self.operation = ""  # what is being written
+        self.results: Sequence[Any] = ()  # its shapes and dtypes
+        self.variables: tuple[str, ...] = ()  # the symbolic sizes of the program
+        self._frames: list[Frame] = []
+        self._count = 0
+
+    @property
+    def frame(self) -> Frame:
+        return self._frames[-1]
+
+    @property
+    def sizes(self) -> TorchSizes:
+        return self.frame.sizes
+
+    def __call__(self, function: str, *operands: Any, **options: Any) -> Any:
+        return self.frame.graph.call_function(
+            torch_function(function), *self._given(operands, options)
+        )
+
+    def method(self, name: str, *operands: Any, **options: Any) -> Any:
+        """Adds a call of a method of the first operand."""
+        first = self.node(operands[0]) if isinstance(operands[0], Value) else operands[0]
+        return self.frame.graph.call_method(name, *self._given((first, *operands[1:]), options))
+
+    def whole(self, operation: str, left: Any, right: Any) -> Any:
+        """Adds an operation of Python on sizes."""
+        return self.frame.graph.call_function(getattr(operator, operation), (left, right))
+
+    def item(self, results: Any, place: int) -> Any:
+        return self.frame.graph.call_function(operator.getitem, (results, place))
+
+    def part(self, module: torch.nn.Module, kind: str, *operands: Any) -> Any:
+        """Adds a call of a module, a loop or branch, which becomes one of the holder."""
+        name = self._free(kind)
+        self.frame.holder.add_module(name, module)
+        return self.frame.graph.call_module(name, *self._given(operands, {}))
+
+    def _free(self, kind: str) -> str:
+        while True:
+            name, self._count = f"{kind}_{self._count}", self._count + 1
+            if not hasattr(self.frame.holder, name):
+                return name
+
+    def _given(self, operands: Sequence[Any], options: Any) -> tuple[tuple, dict[str, Any]]:
+        return tuple(map(self._operand, operands)), {
+            k: self._operand(v) for k, v in options.items()
+        }
+
+    def _operand(self, operand: Any) -> Any:
+        if isinstance(operand, Value):
+            is_scalar = operand.known is not None and not operand.rank
+            return operand.number if is_scalar else self.node(operand)
+        if isinstance(operand, (list, tuple)):
+            return type(operand)(map(self._operand, operand))
+        return int(operand) if isinstance(operand, np.integer) else operand
+
+    # Nodes.
+
+    def node(self, value: Any) -> Any:
+        """The node of an operand; that of a literal is made."""
+        if not isinstance(value, Value):
+            return value
+        if value.node is not None:
+            return value.node
+        assert value.known is not None
+        return self.constant(value.known)
+
+    def constant(self, array: np.ndarray) -> Any:
+        """The node of an array; equal ones are stored once."""
+        key = (array.dtype.name, array.shape, array.tobytes())
+        if key not in self.frame.constants:
+            self.frame.constants[key] = self._constant(array)
+        return self.frame.constants[key]
+
+    def _constant(self, array: np.ndarray) -> Any:
+        if not array.ndim:
+            return self("full", [], array.item(), **self.kind(array.dtype))
+        name = self._free("constant")
+        self.frame.holder.register_buffer(name, from_numpy(array), persistent=False)
+        return self.frame.graph.get_attr(name)
+
+    def kind(self, dtype: Any) -> dict[str, Any]:
+        """The options of a function that makes a tensor: in the carrier of a dtype."""
+        placed = {} if self.frame.device is None else {"device": self.frame.device}
+        return {"dtype": self.dtype(carrier(dtype)), **placed}
+
+    def dtype(self, name: Any) -> torch.dtype:
+        """The dtype of torch with the name of a dtype."""
+        return getattr(torch, np.dtype(name).name if not isinstance(name, str) else name)
+
+    def literal(self, value: Any) -> Value:
+        dtype = jax.numpy.result_type(value)
+        array = in_carrier(np.asarray(value).astype(dtype))
+        return Value(None, np.dtype(dtype), array.shape, array)
+
+    def cast(self, operand: Any, dtype: Any) -> Any:
+        """An operand in a dtype of torch."""
+        if isinstance(operand, Value):
+            if operand.carrier == np.dtype(dtype).name:
+                return self.node(operand)
+            operand = self.node(operand)
+        return self.method("to", operand, self.dtype(dtype))
+
+    def fit(self, node: Any, dtype: Any) -> Any:
+        """Rounds or wraps computed numbers to a dtype."""
+        dtype = np.dtype(dtype)
+        if not is_wrapped(dtype) or dtype == np.uint64:
+            return node
+        if is_rounded_by_torch(dtype):
+            return self.cast(self.cast(node, dtype), "float32")
+        bits = jax.numpy.iinfo(dtype).bits
+        low = int(jax.numpy.iinfo(dtype).min)
+        if not low:
+            return self("bitwise_and", node, (1 << bits) - 1)
+        wrapped = self("bitwise_and", self("sub", node, low), (1 << bits) - 1)
+        return self("add", wrapped, low)
+
+    # Shapes.
+
+    def reshape(self, x: Any, shape: Sequence[Any]) -> Any:
+        return self.method("reshape", self.node(x), self.sizes.shape(shape))
+
+    def transpose(self, x: Any, order: Sequence[int]) -> Any:
+        order = [int(axis) for axis in order]
+        if order == list(range(len(order))):
+            return self.node(x)
+        return self.method("permute", self.node(x), order)
+
+    def unsqueeze(self, x: Any, axes: Sequence[int]) -> Any:
+        """Adds axes of size 1 at these places of the result, which are in order."""
+        x = self.node(x)
+        for axis in axes:
+            x = self("unsqueeze", x, int(axis))
+        return x
+
+    def expand(self, x: Any, shape: Sequence[Any]) -> Any:
+        return self.method("expand", self.node(x), self.sizes.shape(shape))
+
+    def arange(self, size: Any, dtype: Any) -> Any:
+        return self("arange", self.sizes.of(size), **self.kind(dtype))
+
+    def spread(self, *operands: Value) -> list[Any]:
+        """Operands that broadcast together, unbroadcast where possible; at most one a number."""
+        axes = [wide_axes(each) for each in operands]
+        covered = set().union(*(at for each, at in zip(operands, axes) if each.thin is None))
+        nodes = []
+        for each, at in zip(operands, axes):
+            use_thin = each.thin is not None and at <= covered
+            nodes.append(each.thin if use_thin else self._operand(each))
+            covered |= set() if use_thin else at
+        return nodes
+
+    def tensors(self, *operands: Value) -> list[Any]:
+        """The same, without numbers."""
+        return [
+            self.node(each) if isinstance(node, (bool, int, float)) else node
+            for each, node in zip(operands, self.spread(*operands))
+        ]
+
+    # Bodies.
+
+    @contextmanager
+    def graph(self, holder: torch.nn.Module) -> Any:
+        """Calls that are written in the block belong to a graph of their own."""
+        self._frames.append(frame := Frame(holder))
+        try:
+            yield frame
+        finally:
+            self._frames.pop()
+
+    def begin(self, nodes: Sequence[Any], structs: Sequence[Any]) -> None:
+        """Reads the device and the sizes of the operands of a graph."""
+        if nodes:
+            self.frame.device = self.frame.graph.call_function(getattr, (nodes[0], "device"))
+        self.sizes.learn((node, each.shape) for node, each in zip(nodes, structs))
+
+    def table(self) -> Any:
+        """An array without elements that has all symbolic sizes, for bodies to read them."""
+        if self.frame.table is None:
+            sizes = [self.sizes.variables[name] for name in self.variables]
+            kind = self.kind(np.float32)
+            self.frame.table = self("empty", [*sizes, 0], **kind)
+        return self.frame.table
+
+    def body(self, program: Any, structs: Sequence[Any]) -> torch.fx.GraphModule:
+        """A program as a module; its operands are those of the program, then the `table`."""
+        return self.body_of(lambda given: self.inline(program, given), structs)
+
+    def body_of(
+        self, write: Callable[[list[Value]], Sequence[Value]], structs: Sequence[Any]
+    ) -> torch.fx.GraphModule:
+        holder = torch.nn.Module()
+        with self.graph(holder) as frame:
+            nodes = [frame.graph.placeholder(f"x{number}") for number in range(len(structs))]
+            like = list(structs)
+            if self.variables:
+                frame.table = frame.graph.placeholder("sizes")
+                like.append(_Shape((*self.variables, 0)))
+            self.begin([*nodes, *([frame.table] if self.variables else [])], like)
+            given = [
+                Value(node, np.dtype(s.dtype), tuple(s.shape)) for node, s in zip(nodes, structs)
+            ]
+            # A result that is an operand is a copy: torch's loops take no aliases.
+            frame.graph.output(tuple(self._fresh(self.node(each), nodes) for each in write(given)))
+            prune(frame.graph)
+            return torch.fx.GraphModule(holder, frame.graph)
+
+    def _fresh(self, node: Any, operands: Sequence[Any]) -> Any:
+        return self.method("clone", node) if node in operands else node
+
+    def operands(self, values: Sequence[Value]) -> list[Any]:
+        """The nodes for the operands of a body."""
+        return [*map(self.node, values), *([self.table()] if self.variables else [])]
+
+
+class _Shape:
+    def __init__(self, shape: tuple[Any, ...]):
+        self.shape = shape

@@ -1,0 +1,122 @@
+"""Modules for loops, branches and functions with derivatives of their own.
+
+In Python they are Python's own loops, which autograd follows; for `torch.export` they are its
+operators of higher order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+
+def _is_exporting() -> bool:
+    return torch.compiler.is_exporting() or torch.compiler.is_compiling()
+
+
+class Branch(torch.nn.Module):
+    """One of two bodies, the second where the condition holds."""
+
+    def __init__(self, otherwise: torch.nn.Module, then: torch.nn.Module):
+        super().__init__()
+        self.then, self.otherwise = then, otherwise
+
+    def forward(self, which: torch.Tensor, *operands: Any) -> Any:
+        if _is_exporting():
+            return torch.cond(which, self.then, self.otherwise, operands)
+        return (self.then if bool(which) else self.otherwise)(*operands)
+
+
+class While(torch.nn.Module):
+    """A body, again and again while the condition holds; `count` arrays are the state."""
+
+    def __init__(self, going: torch.nn.Module, step: torch.nn.Module, count: int):
+        super().__init__()
+        self.going, self.step, self.count = going, step, count
+
+    def forward(self, *operands: Any) -> Any:
+        state, held = tuple(operands[: self.count]), tuple(operands[self.count :])
+        if _is_exporting():
+            loop = torch.ops.higher_order.while_loop
+
+            def going(*given: Any) -> Any:
+                return self.going(*given)[0]
+
+            return tuple(loop(going, self.step, state, held))
+        while bool(self.going(*state, *held)[0]):
+            state = self.step(*state, *held)
+        return state
+
+
+class Scan(torch.nn.Module):
+    """A body over rows: `count` arrays are the state, `rows` are given row by row."""
+
+    def __init__(self, step: torch.nn.Module, count: int, rows: int, reverse: bool):
+        super().__init__()
+        self.step, self.count, self.rows, self.reverse = step, count, rows, reverse
+
+    def forward(self, length: Any, empty: Sequence[torch.Tensor], *operands: Any) -> Any:
+        end = self.count + self.rows
+        state, rows = tuple(operands[: self.count]), operands[self.count : end]
+        held = operands[end:]
+        if _is_exporting() and not isinstance(length, int):
+            return self._loop(length, empty, state, rows, held)
+        made: list[Sequence[torch.Tensor]] = []
+        for place in reversed(range(length)) if self.reverse else range(length):
+            found = self.step(*state, *(each[place] for each in rows), *held)
+            state, outputs = found[: self.count], found[self.count :]
+            made.append(outputs)
+        if self.reverse:
+            made.reverse()
+        if not made:
+            return (*state, *empty)
+        return (*state, *(torch.stack(each) for each in zip(*made)))
+
+    def _loop(
+        self, length: Any, empty: Sequence[torch.Tensor], state: Any, rows: Any, held: Any
+    ) -> Any:
+        """The loop as an operator of torch, for any number of rows."""
+        turned = [each.flip(0) if self.reverse else each.clone() for each in rows]
+        some = turned or [torch.zeros((length,), dtype=torch.int64)]  # torch counts by rows
+
+        def step(*given: Any) -> Any:
+            now, pieces = given[: self.count], given[self.count : self.count + len(rows)]
+            rest = given[self.count + len(some) :]
+            return [each.clone() for each in self.step(*now, *pieces, *rest)]
+
+        loop = torch.ops.higher_order.scan
+        found = loop(step, [each.clone() for each in state], some, tuple(held))
+        stacked = found[self.count :]
+        stacked = [each.flip(0) for each in stacked] if self.reverse else stacked
+        return (*found[: self.count], *stacked)
+
+
+class OwnRule(torch.nn.Module):
+    """A function whose derivative is a function of its own, as `jax.custom_vjp` has it."""
+
+    def __init__(
+        self, primal: torch.nn.Module, backward: torch.nn.Module, floats: Sequence[int], count: int
+    ):
+        super().__init__()
+        self.primal, self.pull_back = primal, backward
+        self.floats, self.count = tuple(floats), count
+
+    def forward(self, *operands: torch.Tensor) -> Any:
+        return _OwnRule.apply(self, *operands)
+
+
+class _OwnRule(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rule: OwnRule, *operands: torch.Tensor) -> Any:
+        ctx.rule = rule
+        ctx.save_for_backward(*operands)
+        return tuple(each.clone() for each in rule.primal(*operands))
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: torch.Tensor) -> Any:
+        rule, operands = ctx.rule, ctx.saved_tensors
+        given, sizes = operands[: rule.count], operands[rule.count :]
+        found = dict(zip(rule.floats, rule.pull_back(*given, *cotangents, *sizes)))
+        return (None, *(found.get(place) for place in range(len(operands))))

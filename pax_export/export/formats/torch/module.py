@@ -1,0 +1,155 @@
+"""TorchModule: arrays under the paths of the leaves, and a method for each program."""
+
+from __future__ import annotations
+
+import keyword
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+_FIXED = frozenset({"static", "none"})
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method of a module: its graph, whose first operands are arrays of the module."""
+
+    key: str
+    graph: torch.fx.Graph
+    arrays: tuple[str, ...]
+    arguments: tuple[str, ...]
+
+
+class Part(torch.nn.Module):
+    """A module of the model, which holds arrays and other parts."""
+
+    def extra_repr(self) -> str:
+        arrays = {**self._parameters, **self._buffers}
+        hidden = self._non_persistent_buffers_set
+        shown = {name: each for name, each in arrays.items() if name not in hidden}
+        return ", ".join(f"{name}={_shape(each)}" for name, each in shown.items())
+
+
+def _shape(array: Any) -> str:
+    return f"{str(array.dtype).removeprefix('torch.')}{list(array.shape)}"
+
+
+class TorchModule(Part):
+    """A model as a module of torch: `as_torch` returns one.
+
+    Its parameters and buffers have the paths of the model's leaves, as in ``state_dict()``; it is
+    trained, moved and compiled as any other module.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._methods: dict[str, tuple[Callable, list[tuple[Any, str]], str, Callable]] = {}
+
+    @staticmethod
+    def named(name: str) -> TorchModule:
+        """An empty module whose class has a name, and will have the methods."""
+        return type(name, (TorchModule,), {})()
+
+    def add_array(
+        self, name: str, make: Callable[[], torch.Tensor], parameter: bool, trainable: bool
+    ) -> None:
+        """Stores an array under its path, unless it is there."""
+        owner, last = self._owner(name)
+        if last in owner._parameters or last in owner._buffers:
+            return
+        array = make()
+        if parameter and array.is_floating_point():
+            owner._parameters[last] = torch.nn.Parameter(array, requires_grad=trainable)
+        else:
+            owner._buffers[last] = array
+
+    def add_unread(
+        self, arrays: Mapping[str, torch.Tensor], parameters: set[str], trainable: set[str]
+    ) -> None:
+        """Stores arrays that no method reads: a state dict has all leaves."""
+        for name, array in arrays.items():
+            self.add_array(name, lambda a=array: a, name in parameters, name in trainable)
+
+    def _owner(self, name: str) -> tuple[Any, str]:
+        """The part that holds an array, and the array's name in it."""
+        owner, (*path, last) = self, name.split(".")
+        for each in path:
+            owner = owner._modules.setdefault(each, Part())
+        return owner, last
+
+    def add_method(self, method: Method) -> None:
+        code = method.graph.python_code("self")
+        scope = dict(code.globals)
+        exec(compile(code.src, f"<{type(self).__name__}.{method.key}>", "exec"), scope)
+        function = scope["forward"]
+        places = [self._owner(name) for name in method.arrays]
+        names = ", ".join(method.arguments)
+        source = f"def call(self, {names}):\n    return self._call({method.key!r}, {names})\n"
+        exec(source, scope)
+        self._methods[method.key] = function, places, code.src, scope["call"]
+        if len(self._methods) == 1:
+            type(self).forward = scope["call"]
+        if not hasattr(self, method.key):
+            setattr(type(self), method.key, scope["call"])
+
+    def _call(self, key: str, *arguments: Any) -> Any:
+        function, places, *_ = self._methods[key]
+        arrays = [
+            owner._parameters[name] if name in owner._parameters else owner._buffers[name]
+            for owner, name in places
+        ]
+        return function(self, *arrays, *arguments)
+
+    @contextmanager
+    def as_forward(self, key: str) -> Iterator[None]:
+        """A block in which calls of the module are calls of this method."""
+        before = type(self).forward
+        type(self).forward = self._methods[key][3]
+        try:
+            yield
+        finally:
+            type(self).forward = before
+
+    def code(self, key: str | None = None) -> str:
+        """The Python code of a method, in calls of torch."""
+        return self._methods[key or next(iter(self._methods))][2]
+
+
+def array_names(names: Sequence[str]) -> list[str]:
+    """Names of arrays that a module can have, as like the given ones as possible.
+
+    ``modules`` is a method of any module of torch, so that it becomes ``modules_``, and ``a`` does
+    beside ``a.b``.
+    """
+    given = [[_free(each) for each in name.split(".")] for name in names]
+    parts = {tuple(path[:end]) for path in given for end in range(1, len(path))}
+    made: dict[str, None] = {}
+    for path in given:
+        while tuple(path) in parts or ".".join(path) in made:
+            path[-1] += "_"
+        made[".".join(path)] = None
+    return list(made)
+
+
+def _free(name: str) -> str:
+    name = name or "_"
+    is_free = not (hasattr(Part, name) or name in _RESERVED or keyword.iskeyword(name))
+    return name if is_free else f"{name}_"
+
+
+#: Attributes of instances of `torch.nn.Module`, and of ours.
+_RESERVED = (*vars(torch.nn.Module()), "_methods")
+
+
+def argument_names(structure: Mapping[str, Any]) -> dict[str, str]:
+    """The names of the arguments of a method; Python values are not among them."""
+    names: dict[str, str] = {}
+    for name, tree in structure.items():
+        if tree.keys().isdisjoint(_FIXED):
+            is_legal = name.isidentifier() and not keyword.iskeyword(name)
+            legal = name if is_legal and name != "self" else f"input_{len(names)}"
+            names[name] = legal
+    return names

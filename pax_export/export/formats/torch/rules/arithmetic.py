@@ -1,0 +1,415 @@
+"""Elementwise arithmetic, comparisons, selection and bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from pax_export.export.formats.torch.values import Value, carrier, rule
+from pax_export.export.portable import NotInTargetError
+from pax_export.export.portable.decompositions.control import is_choice
+from pax_export.export.portable.decompositions.elementary import to_even
+
+
+def _binary(function: str) -> Callable:
+    def apply(builder: Any, x: Value, y: Value, **_: object) -> Any:
+        left, right = builder.spread(x, y)
+        if isinstance(left, (bool, int, float)):  # torch takes a number second
+            left = builder.node(x)
+        if isinstance(right, float) and not x.is_float:
+            right = builder.node(y)
+        return builder(function, left, right)
+
+    return apply
+
+
+for _names, _function in {
+    "add add_any": "add", "mul": "mul", "sub": "sub", "pow": "pow",
+    "lt": "lt", "le": "le", "gt": "gt", "ge": "ge", "eq": "eq", "ne": "ne",
+}.items():  # fmt: skip
+    rule(*_names.split())(_binary(_function))
+
+
+@rule("div")
+def div(builder: Any, x: Value, y: Value) -> Any:
+    if x.is_float:
+        return _binary("div")(builder, x, y)
+    return _quotient(builder, x, *builder.tensors(x, y))
+
+
+def _quotient(builder: Any, x: Value, left: Any, right: Any) -> Any:
+    """A quotient of integers: by 0 it is -1, and that of the least number by -1 is itself."""
+    if x.dtype == np.uint64:
+        return _unsigned_quotient(builder, left, right)
+    by_zero, by_minus = builder("eq", right, 0), builder("eq", right, -1)
+    if x.dtype.kind == "u":
+        safe = builder("where", by_zero, 1, right)
+        return builder("where", by_zero, -1, builder("div", left, safe, rounding_mode="trunc"))
+    safe = builder("where", builder("logical_or", by_zero, by_minus), 1, right)
+    quotient = builder("div", left, safe, rounding_mode="trunc")
+    quotient = builder("where", by_minus, builder("neg", left), quotient)
+    return builder("where", by_zero, -1, quotient)
+
+
+def _unsigned_quotient(builder: Any, x: Any, y: Any) -> Any:
+    """Twice the quotient of the half, which fits int64, plus one if the remainder requires it."""
+
+    def reaches(left: Any, right: Any) -> Any:
+        first = np.iinfo(np.int64).min
+        both = [builder("bitwise_xor", each, int(first)) for each in (left, right)]
+        return builder.cast(builder("ge", *both), "int64")
+
+    large, none = builder("lt", y, 0), builder("eq", y, 0)
+    safe = builder("where", builder("logical_or", large, none), 1, y)
+    half = builder("bitwise_and", builder("bitwise_right_shift", x, 1), (1 << 63) - 1)
+    half = builder("div", half, safe, rounding_mode="trunc")
+    quotient = builder("mul", half, 2)
+    rest = builder("sub", x, builder("mul", quotient, safe))
+    quotient = builder("add", quotient, reaches(rest, safe))
+    quotient = builder("where", large, reaches(x, y), quotient)
+    return builder("where", none, -1, quotient)
+
+
+@rule("rem")
+def rem(builder: Any, x: Value, y: Value) -> Any:
+    if x.is_float:
+        return _binary("fmod")(builder, x, y)
+    left, right = builder.tensors(x, y)
+    quotient = _quotient(builder, x, left, right)
+    rest = builder("sub", left, builder("mul", quotient, right))
+    return builder("where", builder("eq", right, 0), left, rest)
+
+
+def _extreme(function: str, bound: str) -> Callable:
+    def apply(builder: Any, x: Value, y: Value) -> Any:
+        return builder(function, *builder.tensors(x, y))
+
+    return apply
+
+
+rule("max")(_extreme("maximum", "min"))
+rule("min")(_extreme("minimum", "max"))
+
+
+@rule("clamp")
+def clamp(builder: Any, low: Value, x: Value, high: Value) -> Any:
+    """As jax: the derivative at the ends is 0, and NaN stays."""
+    if x.dtype.kind == "u" and x.dtype.itemsize > 2:
+        raise NotInTargetError(f"of {x.dtype.name}")
+    ends = builder.node(low), builder.node(high)
+    if not x.is_float:
+        return builder("minimum", builder("maximum", builder.node(x), ends[0]), ends[1])
+    node = builder.node(x)
+    above = builder("where", builder("le", node, ends[0]), ends[0], node)
+    return builder("where", builder("ge", above, ends[1]), ends[1], above)
+
+
+@rule("select_n", when=is_choice)
+def select_n(builder: Any, which: Value, no: Value, yes: Value) -> Any:
+    condition, left, right = builder.spread(which, no, yes)
+    if isinstance(condition, bool):
+        return (no, yes)[condition]
+    if isinstance(left, (bool, int, float)) and isinstance(right, (bool, int, float)):
+        left, right = builder.node(no), builder.node(yes)
+    numbers = (bool, int, float)
+    if isinstance(left, numbers) or isinstance(right, numbers):
+        # A number has no dtype of its own, and would change that of a small one.
+        left, right = builder.node(no), builder.node(yes)
+    return builder("where", condition, right, left)
+
+
+rule("abs")(lambda builder, x: x if x.dtype.kind == "u" else builder("abs", builder.node(x)))
+rule("not")(
+    lambda builder, x: builder(
+        "logical_not" if x.dtype == np.bool_ else "bitwise_not", builder.node(x)
+    )
+)
+
+
+@rule("sign")
+def sign(builder: Any, x: Value) -> Any:
+    node = builder.node(x)
+    if x.dtype.kind == "u":
+        return builder.cast(builder("ne", node, 0), x.carrier)
+    if not x.is_float:
+        return builder("sign", node)
+    # torch has 0 for NaN, and no sign of zero.
+    same = builder("logical_or", builder("isnan", node), builder("eq", node, 0))
+    return builder("where", same, builder.method("detach", node), builder("sign", node))
+
+
+for _name, _function in {"and": "and", "or": "or", "xor": "xor"}.items():
+    rule(_name)(
+        lambda builder, x, y, kind=_function: builder(f"bitwise_{kind}", *builder.tensors(x, y))
+    )
+
+
+def _direct(function: str) -> Callable:
+    return lambda builder, x, **_: builder(function, builder.node(x))
+
+
+for _names, _function in {
+    "acos": "acos", "acosh": "acosh", "asin": "asin", "asinh": "asinh", "atan": "atan",
+    "atanh": "atanh", "bessel_i0e": "special.i0e", "bessel_i1e": "special.i1e", "ceil": "ceil",
+    "cos": "cos", "cosh": "cosh", "digamma": "digamma", "erf": "erf", "erfc": "erfc",
+    "erf_inv": "erfinv", "exp": "exp", "exp2": "exp2", "expm1": "expm1", "floor": "floor",
+    "lgamma": "lgamma", "log": "log", "log1p": "log1p", "logistic": "sigmoid", "neg": "neg",
+    "rsqrt": "rsqrt", "sin": "sin", "sinh": "sinh", "sqrt": "sqrt", "square": "square",
+    "tan": "tan", "tanh": "tanh", "is_finite": "isfinite", "stop_gradient": "detach",
+}.items():  # fmt: skip
+    rule(_names)(_direct(_function))
+rule("round", when=to_even)(_direct("round"))
+rule("atan2")(lambda builder, x, y: builder("atan2", *builder.tensors(x, y)))
+rule("nextafter")(lambda builder, x, y: builder("nextafter", *builder.tensors(x, y)))
+
+
+@rule("integer_pow")
+def integer_pow(builder: Any, x: Value, *, y: int, **_: object) -> Any:
+    if not x.is_float and y < 0:
+        raise NotInTargetError("of an integer to a negative power")
+    return builder("pow", builder.node(x), y)
+
+
+# --- bits -------------------------------------------------------------------
+
+
+def _bits(dtype: Any) -> int:
+    return jax.numpy.iinfo(dtype).bits
+
+
+def _unsigned(builder: Any, node: Any, dtype: Any) -> Any:
+    """Integers as int64 with the same low bits, and zeros above."""
+    wide = builder.cast(node, "int64")
+    bits = _bits(dtype)
+    return wide if bits == 64 else builder("bitwise_and", wide, (1 << bits) - 1)
+
+
+def narrowed(builder: Any, wide: Any, dtype: Any) -> Any:
+    """Integers of int64 wrapped to those that carry a dtype."""
+    dtype = np.dtype(dtype)
+    if dtype.name in ("uint32", "uint16"):
+        wide = builder("bitwise_and", wide, (1 << _bits(dtype)) - 1)
+    return builder.fit(builder.cast(wide, carrier(dtype)), dtype)
+
+
+def _shift(direction: str) -> Callable:
+    def apply(builder: Any, x: Value, y: Value) -> Any:
+        left, right = builder.tensors(x, y)
+        bits = _bits(x.dtype)
+        wide = builder.cast(right, "int64")
+        beyond = builder("logical_or", builder("lt", wide, 0), builder("ge", wide, bits))
+        by = builder("where", beyond, 0, wide)
+        if direction == "left":
+            given = builder.cast(left, "int64")
+            made = builder("bitwise_left_shift", given, by)
+        else:
+            given = _unsigned(builder, left, x.dtype)
+            made = builder("bitwise_right_shift", given, by)
+            if bits == 64:  # torch copies the sign
+                mask = builder("bitwise_left_shift", -2, builder("sub", 63, by))
+                mask = builder("where", builder("eq", by, 0), 0, mask)
+                made = builder("bitwise_and", made, builder("bitwise_not", mask))
+        return narrowed(builder, builder("where", beyond, 0, made), x.dtype)
+
+    return apply
+
+
+rule("shift_left")(_shift("left"))
+rule("shift_right_logical")(_shift("right"))
+
+
+@rule("shift_right_arithmetic")
+def shift_right_arithmetic(builder: Any, x: Value, y: Value) -> Any:
+    left, right = builder.tensors(x, y)
+    bits = _bits(x.dtype)
+    wide, by = builder.cast(left, "int64"), builder.cast(right, "int64")
+    if x.dtype.kind == "u" and bits < 64:
+        top = 1 << (bits - 1)
+        wide = builder("sub", builder("bitwise_xor", wide, top), top)
+    beyond = builder("logical_or", builder("lt", by, 0), builder("ge", by, bits))
+    by = builder("where", beyond, bits - 1, by)
+    return narrowed(builder, builder("bitwise_right_shift", wide, by), x.dtype)
+
+
+@rule("bitcast_convert_type")
+def bitcast_convert_type(builder: Any, x: Value, *, new_dtype: Any) -> Any:
+    before, after = np.dtype(x.dtype), np.dtype(new_dtype)
+    if before == after:
+        return x
+    if before.itemsize != after.itemsize or np.bool_ in (before, after) or _is_tiny(before, after):
+        raise NotInTargetError(f"from {before.name} to {after.name}")
+    node, signed = builder.node(x), f"int{8 * before.itemsize}"
+    # Of floats the bits, of others the integer of the same bits.
+    if x.is_float:
+        stored = builder.cast(node, before) if x.carrier != before.name else node
+        whole = builder.method("view", stored, builder.dtype(signed))
+    else:
+        whole = builder.cast(node, signed)
+    if after.kind in "iu":
+        return (
+            _unsigned(builder, whole, after)
+            if after.name == "uint32"
+            else (narrowed(builder, builder.cast(whole, "int64"), after))
+        )
+    made = builder.method("view", whole, builder.dtype(after))
+    return builder.cast(made, carrier(after)) if carrier(after) != after.name else made
+
+
+def _is_tiny(*dtypes: Any) -> bool:
+    return any(each.name in ("int4", "uint4", "int2", "uint2") for each in dtypes)
+
+
+# --- conversions ------------------------------------------------------------
+
+
+@rule("convert_element_type")
+def convert_element_type(builder: Any, x: Value, *, new_dtype: Any, **_: object) -> Any:
+    dtype = np.dtype(new_dtype)
+    if dtype == x.dtype:
+        return x
+    node = x.node if x.node is not None else builder.node(x)
+    if dtype == np.bool_:
+        return builder("ne", node, 0)
+    if x.is_float and "float" not in carrier(dtype):
+        return _to_integers(builder, x, node, dtype)
+    if "float" in carrier(dtype):
+        if x.dtype == np.uint64:
+            half = builder("bitwise_and", builder("bitwise_right_shift", node, 1), (1 << 63) - 1)
+            half = builder("bitwise_or", half, builder("bitwise_and", node, 1))
+            large = builder("mul", builder.cast(half, carrier(dtype)), 2)
+            small = builder.cast(node, carrier(dtype))
+            node = builder("where", builder("lt", node, 0), large, small)
+        return builder.fit(builder.cast(node, carrier(dtype)), dtype)
+    return narrowed(builder, builder.cast(node, "int64"), dtype)
+
+
+def _to_integers(builder: Any, x: Value, node: Any, dtype: np.dtype) -> Any:
+    """Numbers beyond the ends become the ends, and NaN becomes 0."""
+    limits = jax.numpy.iinfo(dtype)
+    wide = builder.cast(node, "float64")
+    wide = builder("nan_to_num", builder("trunc", wide), 0.0, float("inf"), float("-inf"))
+    low, high = float(limits.min), float(limits.max)
+    if limits.bits < 64:
+        return builder.cast(builder("clamp", wide, low, high), carrier(dtype))
+    top = 2.0 ** (64 - (limits.min < 0))
+    beyond = builder("ge", wide, top)
+    inside = builder("clamp", wide, low, float(np.nextafter(top, 0)))
+    if limits.min == 0:  # the bits of those that int64 does not hold
+        large = builder("ge", inside, 2.0**63)
+        inside = builder("where", large, builder("sub", inside, 2.0**64), inside)
+    whole = builder.cast(inside, "int64")
+    return builder("where", beyond, -1 if limits.min == 0 else int(limits.max), whole)
+
+
+@rule("reduce_precision")
+def reduce_precision(builder: Any, x: Value, *, exponent_bits: int, mantissa_bits: int) -> Any:
+    node = builder.node(x)
+    if (exponent_bits, mantissa_bits) == (8, 7):
+        return builder.cast(builder.cast(node, "bfloat16"), x.carrier)
+    if (exponent_bits, mantissa_bits) == (5, 10):
+        rounded = builder.cast(builder.cast(node, "float16"), x.carrier)
+        normal = builder("ge", builder("abs", rounded), float(np.finfo(np.float16).tiny))
+        # Results below the smallest normal number are 0, as the operation specifies.
+        is_nan = builder("isnan", rounded)
+        kept = builder("logical_or", normal, is_nan)
+        return builder("mul", rounded, builder.cast(kept, x.carrier))
+    info = jax.numpy.finfo(x.dtype)
+    if exponent_bits >= info.nexp and mantissa_bits >= info.nmant:
+        return x
+    raise NotInTargetError(f"to {exponent_bits} and {mantissa_bits} bits")
+
+
+# --- reductions -------------------------------------------------------------
+
+Axes = Sequence[int]
+
+
+def reduced(
+    builder: Any, function: str, x: Any, axes: Axes, keep: bool = False, **told: Any
+) -> Any:
+    if not len(axes):
+        return x
+    return builder(function, builder.node(x), [int(axis) for axis in axes], keep, **told)
+
+
+@rule("reduce_sum")
+def reduce_sum(builder: Any, x: Value, *, axes: Axes, **_: object) -> Any:
+    return reduced(builder, "sum", x, axes, dtype=builder.dtype(x.carrier))
+
+
+@rule("reduce_prod")
+def reduce_prod(builder: Any, x: Value, *, axes: Axes, **_: object) -> Any:
+    node = builder.node(x)
+    for axis in sorted(axes, reverse=True):
+        node = builder("prod", node, int(axis), dtype=builder.dtype(x.carrier))
+    return node
+
+
+def _is_ordered(equation: Any) -> bool:
+    return equation.invars[0].aval.dtype not in (np.dtype(np.uint64), np.dtype(np.bool_))
+
+
+for _name, _function in {"reduce_max": "amax", "reduce_min": "amin"}.items():
+    rule(_name, when=_is_ordered)(
+        lambda builder, x, *, axes, kind=_function, **_: reduced(builder, kind, x, axes)
+    )
+for _name, _function in {"reduce_or": "any", "reduce_and": "all"}.items():
+    rule(_name, when=lambda equation: equation.invars[0].aval.dtype == np.bool_)(
+        lambda builder, x, *, axes, kind=_function, **_: reduced(builder, kind, x, axes)
+    )
+
+
+def _cumulative(function: str, place: int | None = None) -> Callable:
+    def apply(builder: Any, x: Value, *, axis: int, reverse: bool) -> Any:
+        node = builder.node(x)
+        node = builder("flip", node, [axis]) if reverse else node
+        told = {"dtype": builder.dtype(x.carrier)} if function in ("cumsum", "cumprod") else {}
+        node = builder(function, node, axis, **told)
+        node = node if place is None else builder.item(node, place)
+        return builder("flip", node, [axis]) if reverse else node
+
+    return apply
+
+
+rule("cumsum")(_cumulative("cumsum"))
+rule("cumprod")(_cumulative("cumprod"))
+rule("cumlogsumexp")(_cumulative("logcumsumexp"))
+rule("cummax", when=_is_ordered)(_cumulative("cummax", 0))
+rule("cummin", when=_is_ordered)(_cumulative("cummin", 0))
+
+
+def _arg(function: str) -> Callable:
+    def apply(builder: Any, x: Value, *, axes: Axes, index_dtype: Any, **_: object) -> Any:
+        found = builder(function, builder.node(x), int(axes[0]))
+        return builder.cast(found, carrier(index_dtype))
+
+    return apply
+
+
+rule("argmax")(_arg("argmax"))
+rule("argmin")(_arg("argmin"))
+
+
+@rule("rank")
+def rank(builder: Any, x: Value, *, axis: int, count: Any, largest: bool) -> Any:
+    """The indices of the first elements in an order; stable, with NaN largest."""
+    options = {"dim": axis, "descending": largest, "stable": True}
+    order = builder.item(builder("sort", builder.node(x), **options), 1)
+    order = builder("narrow", order, axis, 0, builder.sizes.of(count))
+    return builder.cast(order, "int32")
+
+
+@rule("sort")
+def sort(builder: Any, x: Value, *more: Value, dimension: int, num_keys: int, **_: object) -> Any:
+    """One key of floats or integers; torch's own, which has a derivative."""
+    if num_keys != 1 or x.dtype in (np.uint64, np.bool_):
+        return None
+    found = builder("sort", builder.node(x), dim=dimension, stable=True)
+    if not more:
+        return [builder.item(found, 0)]
+    order = builder.item(found, 1)
+    rest = [builder("gather", builder.node(each), dimension, order) for each in more]
+    return [builder.item(found, 0), *rest]

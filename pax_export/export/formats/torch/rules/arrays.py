@@ -1,0 +1,274 @@
+"""Shapes, slices, lookups and constants."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pax_export.export.formats.torch.values import Value, carrier, is_number, rule, same_size
+from pax_export.export.portable import NotInTargetError
+from pax_export.export.portable.arithmetic import broadcast_array
+from pax_export.export.portable.decompositions.convolutions import is_plain_pad
+
+
+@rule("reshape")
+def reshape(builder: Any, x: Value, *, dimensions: Any, **_: object) -> Any:
+    node = builder.node(x) if dimensions is None else builder.transpose(x, dimensions)
+    return builder.reshape(node, builder.results[0].shape)
+
+
+rule("squeeze")(lambda builder, x, *, dimensions: builder.reshape(x, builder.results[0].shape))
+rule("expand_dims")(lambda builder, x, **_: builder.reshape(x, builder.results[0].shape))
+rule("transpose")(lambda builder, x, *, permutation: builder.transpose(x, permutation))
+rule("tile")(
+    lambda builder, x, *, reps: builder("tile", builder.node(x), builder.sizes.shape(reps))
+)
+
+
+@rule("concatenate")
+def concatenate(builder: Any, *xs: Value, dimension: int) -> Any:
+    return xs[0] if len(xs) == 1 else builder("cat", [builder.node(x) for x in xs], dimension)
+
+
+@rule("dim_as_value")
+def dim_as_value(builder: Any, *, dim: Any) -> Any:
+    return _scalar(builder, dim, builder.results[0].dtype)
+
+
+def _scalar(builder: Any, size: Any, dtype: Any) -> Any:
+    return builder("full", [], builder.sizes.of(size), **builder.kind(dtype))
+
+
+@rule("sizes")
+def sizes(builder: Any, *, of: Sequence[Any]) -> Any:
+    return builder("stack", [_scalar(builder, size, np.int32) for size in of])
+
+
+#: Constants of more elements than this are broadcast when the model runs.
+_SMALL = 64
+
+
+@rule("broadcast_in_dim")
+def broadcast_in_dim(
+    builder: Any, x: Value, *, broadcast_dimensions: Sequence[int], **_: object
+) -> Value:
+    return broadcast(builder, x, builder.results[0], broadcast_dimensions)
+
+
+def broadcast(builder: Any, x: Value, result: Any, places: Sequence[int]) -> Value:
+    """Puts the axes of an array at these places of a larger shape."""
+    shape, dtype = tuple(result.shape), np.dtype(result.dtype)
+    if x.known is not None and all(map(is_number, shape)) and x.rank and np.prod(shape) <= _SMALL:
+        made = np.array(broadcast_array(x.known, shape=shape, broadcast_dimensions=places))
+        return Value(None, dtype, shape, made)
+    added = [axis for axis in range(len(shape)) if axis not in places]
+    if x.known is not None and not x.rank:
+        if not shape:
+            return x
+        full = builder("full", builder.sizes.shape(shape), x.number, **builder.kind(dtype))
+        return Value(full, dtype, shape, None, x.number, True)
+    source = x.thin if x.thin is not None else builder.node(x)
+    bare = x.bare or (x.rank == 0 and x.thin is None)
+    trails = list(places) == list(range(len(shape) - len(places), len(shape)))
+    thin = source if bare or trails else builder.unsqueeze(source, added)
+    grows = (
+        any(not same_size(shape[axis], 1) for axis in added)
+        or bool(bare and shape)
+        or any(not same_size(x.shape[axis], shape[place]) for axis, place in enumerate(places))
+    )
+    if not grows and x.thin is None:
+        return Value(builder.unsqueeze(thin, added) if trails else thin, dtype, shape)
+    if isinstance(thin, (bool, int, float)):
+        full = builder("full", builder.sizes.shape(shape), thin, **builder.kind(dtype))
+        return Value(full, dtype, shape, None, thin, True)
+    return Value(builder.expand(thin, shape), dtype, shape, None, thin, bare)
+
+
+@rule("split")
+def split(builder: Any, x: Value, *, sizes: Sequence[Any], axis: int) -> list[Any]:
+    if len(sizes) == 1:
+        return [x]
+    found = builder("split", builder.node(x), builder.sizes.shape(sizes), axis)
+    return [builder.item(found, place) for place in range(len(sizes))]
+
+
+@rule("iota")
+def iota(builder: Any, *, dimension: int, **_: object) -> Value:
+    (result,) = builder.results
+    size, dtype = result.shape[dimension], np.dtype(result.dtype)
+    if is_number(size) and size <= _SMALL:
+        made = np.arange(size).astype(dtype).astype(carrier(dtype))
+        row = Value(None, dtype, (size,), made)
+    else:
+        row = Value(builder.fit(builder.arange(size, dtype), dtype), dtype, (size,))
+    return row if len(result.shape) == 1 else broadcast(builder, row, result, [dimension])
+
+
+@rule("slice")
+def slice_(
+    builder: Any,
+    x: Value,
+    *,
+    start_indices: Sequence[Any],
+    limit_indices: Sequence[Any],
+    strides: Sequence[Any] | None,
+) -> Any:
+    node, steps = builder.node(x), strides or [1] * x.rank
+    for axis, size in enumerate(x.shape):
+        ends = start_indices[axis], limit_indices[axis]
+        if same_size(ends[0], 0) and same_size(ends[1], size) and same_size(steps[axis], 1):
+            continue
+        sizes = builder.sizes.shape([*ends, steps[axis]])
+        node = builder("ops.aten.slice.Tensor", node, axis, *sizes)
+    return node if node is not builder.node(x) else x
+
+
+rule("rev")(
+    lambda builder, x, *, dimensions: builder("flip", builder.node(x), [int(d) for d in dimensions])
+)
+
+
+@rule("pad", when=is_plain_pad)
+def pad(
+    builder: Any, x: Value, value: Value, *, padding_config: Sequence[tuple[Any, Any, int]]
+) -> Any:
+    ends = [(low, high) for low, high, _ in padding_config]
+    if all(same_size(each, 0) for pair in ends for each in pair):
+        return x
+    if x.dtype == np.bool_:
+        node = filled_around(builder, builder.cast(x, "uint8"), ends, int(bool(value.known)))
+        return builder.cast(node, "bool")
+    return filled_around(
+        builder, builder.node(x), ends, value.number if value.known is not None else value
+    )
+
+
+def filled_around(builder: Any, node: Any, ends: Sequence[tuple[Any, Any]], value: Any) -> Any:
+    """An array with a number, or a `Value`, around it.
+
+    torch would ask whether symbolic ends are 0 and fix the answer: there, elements are looked up.
+    """
+    static = [pair if all(map(is_number, pair)) else (0, 0) for pair in ends]
+    around = [int(end) for pair in reversed(static) for end in pair]
+    if any(around) and not isinstance(value, Value):
+        node = builder("nn.functional.pad", node, around, "constant", value)
+    for axis, pair in enumerate(ends):
+        if (static[axis] is pair and not isinstance(value, Value)) or _are_zero(pair):
+            continue
+        size = builder("ops.aten.sym_size.int", node, axis)
+        low, high = builder.sizes.shape(pair)
+        length = builder.whole("add", builder.whole("add", size, low), high)
+        places = builder("sub", builder("arange", length, **builder.kind("int64")), low)
+        last = builder.whole("sub", size, 1)
+        found = builder("index_select", node, axis, builder("clamp", places, 0, last))
+        inside = builder("logical_and", builder("ge", places, 0), builder("le", places, last))
+        inside = builder.reshape(inside, [-1] + [1] * (len(ends) - 1 - axis))
+        filling = builder.node(value) if isinstance(value, Value) else value
+        node = builder("where", inside, found, filling)
+    return node
+
+
+def _are_zero(pair: tuple[Any, Any]) -> bool:
+    return all(is_number(end) and end == 0 for end in pair)
+
+
+# --- windows and lookups ----------------------------------------------------
+
+
+def _known_number(value: Value) -> int | None:
+    return None if value.known is None else int(value.known)
+
+
+def _places(builder: Any, start: Value, size: Any) -> Any:
+    """The places of a window, as an array."""
+    line = builder.arange(size, np.int64)
+    return builder("add", line, builder.cast(builder.node(start), "int64"))
+
+
+@rule("window")
+def window(builder: Any, x: Value, *starts: Value, sizes: Sequence[Any]) -> Any:
+    node = builder.node(x)
+    for axis, (start, size) in enumerate(zip(starts, sizes)):
+        if same_size(x.shape[axis], size):
+            continue
+        begin = _known_number(start)
+        if begin is not None:
+            node = builder("narrow", node, axis, begin, builder.sizes.of(size))
+        else:
+            node = builder("index_select", node, axis, _places(builder, start, size))
+    return node
+
+
+@rule("put_window")
+def put_window(builder: Any, x: Value, update: Value, *starts: Value) -> Any:
+    axes = [axis for axis in range(x.rank) if not same_size(x.shape[axis], update.shape[axis])]
+    return _put(builder, builder.node(x), update, starts, axes)
+
+
+def _put(builder: Any, x: Any, update: Value, starts: Sequence[Value], axes: Sequence[int]) -> Any:
+    if not axes:
+        return builder.node(update)
+    axis, *rest = axes
+    places = _places(builder, starts[axis], update.shape[axis])
+    inner = builder.node(update)
+    if rest:
+        inner = _put(builder, builder("index_select", x, axis, places), update, starts, rest)
+    return builder("index_copy", x, axis, places, inner)
+
+
+@rule("take")
+def take(builder: Any, x: Value, places: Value, *, axis: int) -> Any:
+    node = builder.node(x)
+    if places.known is not None and not places.rank:
+        return builder("select", node, axis, int(places.known))
+    index = builder.node(places)
+    if x.rank == 2 and axis == 0 and x.is_float and places.rank:
+        return builder("nn.functional.embedding", index, node)
+    flat = builder.method("reshape", index, [-1]) if places.rank != 1 else index
+    found = builder("index_select", node, axis, flat)
+    return found if places.rank == 1 else builder.reshape(found, builder.results[0].shape)
+
+
+@rule("take_along")
+def take_along(builder: Any, x: Value, places: Value, *, axis: int) -> Any:
+    index = builder.cast(builder.node(places), "int64")
+    return builder("gather", builder.node(x), axis, index)
+
+
+_REDUCE = {"mul": "prod", "max": "amax", "min": "amin"}
+
+
+@rule("put")
+def put(builder: Any, x: Value, places: Value, rows: Value, *inside: Value, how: str) -> Any:
+    if x.dtype == np.uint64 and how in ("max", "min"):
+        raise NotInTargetError(f"of {x.dtype.name}")
+    node, index = builder.node(x), builder.cast(builder.node(places), "int64")
+    given = builder.node(rows)
+    if inside:  # rows that are not inside go to one more at the end
+        (drops,) = inside
+        count = builder.sizes.of(x.shape[0])
+        index = builder("where", builder.node(drops), index, count)
+        more = builder("nn.functional.pad", builder.cast(node, "uint8") if x.dtype == np.bool_
+                       else node, [0, 0] * (x.rank - 1) + [0, 1])  # fmt: skip
+        node = builder.cast(more, "bool") if x.dtype == np.bool_ else more
+    made = _put_rows(builder, node, index, given, how, rows)
+    return builder("narrow", made, 0, 0, builder.sizes.of(x.shape[0])) if inside else made
+
+
+def _put_rows(builder: Any, x: Any, index: Any, rows: Any, how: str, like: Value) -> Any:
+    if how == "set":
+        return builder("index_put", x, [index], rows)
+    if how == "add":
+        return builder("index_add", x, 0, index, rows)
+    wide = builder("unsqueeze", index, 1) if like.rank > 1 else index
+    wide = builder.expand(wide, like.shape)
+    return builder("scatter_reduce", x, 0, wide, rows, _REDUCE[how], include_self=True)
+
+
+@rule("extreme")
+def extreme(builder: Any, x: Value, *, axes: Sequence[int], largest: bool) -> Any:
+    if not len(axes):
+        return x
+    return builder("amax" if largest else "amin", builder.node(x), [int(each) for each in axes])

@@ -1,0 +1,268 @@
+"""Products, convolutions, pools and linear algebra."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from pax_export.export.formats.torch.rules.arrays import filled_around
+from pax_export.export.formats.torch.values import Value, carrier, is_number, rule
+from pax_export.export.portable import NotInTargetError
+from pax_export.export.portable.decompositions.convolutions import is_plain_convolution
+from pax_export.export.portable.decompositions.windows import is_plain_window, least
+
+
+@rule("dot_general")
+def dot_general(builder: Any, x: Value, y: Value, *, dimension_numbers: Any, **_: object) -> Any:
+    (result,) = builder.results
+    kind = carrier(result.dtype)
+    if kind == "bool":
+        count = product(builder, x, y, dimension_numbers, result.shape, "float32")
+        return builder("ne", count, 0)
+    if kind == "float16":  # of which torch has no batched product on every processor
+        made = product(builder, x, y, dimension_numbers, result.shape, "float32")
+        return builder.cast(made, kind)
+    return product(builder, x, y, dimension_numbers, result.shape, kind)
+
+
+def product(
+    builder: Any, x: Value, y: Value, dimension_numbers: Any, shape: Sequence[Any], kind: str
+) -> Any:
+    (x_sum, y_sum), (x_batch, y_batch) = dimension_numbers
+    x_free = [axis for axis in range(x.rank) if axis not in (*x_sum, *x_batch)]
+    y_free = [axis for axis in range(y.rank) if axis not in (*y_sum, *y_batch)]
+    left = builder.transpose(builder.cast(x, kind), [*x_batch, *x_free, *x_sum])
+    right = builder.transpose(builder.cast(y, kind), [*y_batch, *y_sum, *y_free])
+    batch = [x.shape[axis] for axis in x_batch]
+    rows, columns = ([v.shape[a] for a in free] for v, free in ((x, x_free), (y, y_free)))
+    inner = [x.shape[axis] for axis in x_sum]
+    # Without a batch, row axes need no reshape.
+    flat = len(rows) == 1 or (bool(rows) and not batch)
+    if len(inner) != 1 or not flat:
+        lines = rows if flat else [math.prod(rows)]
+        left = builder.reshape(left, [*batch, *lines, math.prod(inner)])
+    if len(inner) != 1 or len(columns) != 1:
+        right = builder.reshape(right, [*batch, math.prod(inner), math.prod(columns)])
+    # Not `matmul`, in which torch.export distinguishes batches of one.
+    lines = rows[0] if len(rows) == 1 else math.prod(rows)
+    if not batch:
+        if len(rows) > 1 and flat:
+            left = builder.reshape(left, [lines, inner[0] if len(inner) == 1 else math.prod(inner)])
+        made = builder("mm", left, right)
+        return made if len(rows) == len(columns) == 1 else builder.reshape(made, shape)
+    if len(batch) > 1:
+        outer, depth = math.prod(batch), math.prod(inner)
+        left = builder.reshape(left, [outer, lines, depth])
+        right = builder.reshape(right, [outer, depth, math.prod(columns)])
+    made = builder("bmm", left, right)
+    return made if len(batch) == len(rows) == len(columns) == 1 else builder.reshape(made, shape)
+
+
+# --- convolutions -----------------------------------------------------------
+
+
+def _is_convolution(equation: Any) -> bool:
+    params, kernel = equation.params, equation.invars[1].aval
+    taps = [kernel.shape[axis] for axis in params["dimension_numbers"].rhs_spec]
+    if not 1 <= len(taps) - 2 <= 3:
+        return False
+    if equation.outvars[0].aval.dtype == np.float64:
+        ends = (*taps, *(end for pair in params["padding"] for end in pair))
+        if not all(map(is_number, ends)) or params["batch_group_count"] != 1:
+            return False
+        if min(end for pair in params["padding"] for end in pair) >= 0:
+            if all(each == 1 for each in params["lhs_dilation"]):
+                return True
+    if is_plain_convolution(equation):
+        return True
+    if "float" not in carrier(equation.outvars[0].aval.dtype):
+        return False
+    numbers = (*taps, params["feature_group_count"], params["batch_group_count"])
+    if params["batch_group_count"] != 1 or not all(map(is_number, numbers)):
+        return False
+    names = "window_strides padding lhs_dilation rhs_dilation".split()
+    return _transposed(taps[2:], *(params[name] for name in names)) is not None
+
+
+@rule("conv_general_dilated", when=_is_convolution)
+def conv_general_dilated(
+    builder: Any,
+    x: Value,
+    kernel: Value,
+    *,
+    window_strides: Sequence[int],
+    padding: Sequence[tuple[Any, Any]],
+    lhs_dilation: Sequence[int],
+    rhs_dilation: Sequence[int],
+    dimension_numbers: Any,
+    feature_group_count: int,
+    **_: object,
+) -> Any:
+    x_spec, kernel_spec, out_spec = dimension_numbers
+    kind = carrier(builder.results[0].dtype)
+    left = builder.transpose(builder.cast(x, kind), x_spec)
+    right = builder.transpose(builder.cast(kernel, kind), kernel_spec)
+    taps = [kernel.shape[axis] for axis in kernel_spec]
+    count = len(taps) - 2
+    gaps = [int(each) for each in rhs_dilation]
+    steps = [int(each) for each in window_strides]
+    told = _transposed(taps[2:], window_strides, padding, lhs_dilation, rhs_dilation)
+    if told is not None:
+        right = _transposed_kernel(builder, right, taps, feature_group_count)
+        made = builder(
+            f"nn.functional.conv_transpose{count}d", left, right, None,
+            [int(each) for each in lhs_dilation], told[0], told[1], int(feature_group_count), gaps,
+        )  # fmt: skip
+    else:
+        pads, left = _pads(builder, left, padding)
+        made = builder(
+            f"nn.functional.conv{count}d", left, right, None, steps, pads, gaps,
+            int(feature_group_count),
+        )  # fmt: skip
+    return builder.transpose(made, [int(axis) for axis in np.argsort(out_spec)])
+
+
+def _pads(
+    builder: Any, node: Any, padding: Sequence[tuple[Any, Any]], value: float = 0.0
+) -> tuple[list[int], Any]:
+    """Padding that is equal at both ends, and the array with the rest of it."""
+    if all(is_number(low) and is_number(high) and low == high for low, high in padding):
+        return [int(low) for low, _ in padding], node
+    return [0] * len(padding), filled_around(builder, node, [(0, 0), (0, 0), *padding], value)
+
+
+def _transposed(
+    widths: Sequence[Any],
+    strides: Sequence[int],
+    padding: Sequence[tuple[Any, Any]],
+    gaps: Sequence[int],
+    dilations: Sequence[int],
+) -> tuple[list[int], list[int]] | None:
+    """The padding of a transposed convolution and of its result; None if it is not one."""
+    numbers = (*widths, *(side for pair in padding for side in pair))
+    if not all(map(is_number, numbers)):
+        return None
+    if all(gap == 1 for gap in gaps) or any(step != 1 for step in strides):
+        return None
+    reach = [gap * (width - 1) for gap, width in zip(dilations, widths)]
+    low = [int(each - pair[0]) for each, pair in zip(reach, padding)]
+    more = [int(pair[1] - pair[0]) for pair in padding]
+    if any(each < 0 for each in low):
+        return None
+    # torch pads both ends alike, and adds less than a step at one.
+    most = (max(gap, dilation) for gap, dilation in zip(gaps, dilations))
+    if any(not 0 <= each < limit for each, limit in zip(more, most)):
+        return None
+    return low, more
+
+
+def _transposed_kernel(builder: Any, kernel: Any, taps: Sequence[int], groups: int) -> Any:
+    """The kernel of a transposed convolution: backwards, with input features first."""
+    outside, inside, *space = map(int, taps)
+    axes = list(range(2, len(taps)))
+    kernel = builder("flip", kernel, axes)
+    if groups == 1:
+        return builder.transpose(kernel, [1, 0, *axes])
+    apart = builder.reshape(kernel, [groups, outside // groups, inside, *space])
+    beside = builder.transpose(apart, [0, 2, 1, *(axis + 1 for axis in axes)])
+    return builder.reshape(beside, [groups * inside, outside // groups, *space])
+
+
+# --- pools ------------------------------------------------------------------
+
+
+def _is_pool(equation: Any) -> bool:
+    """Whether windows are those of a pool: over the last axes."""
+    told, rank = equation.params, equation.invars[0].aval.ndim
+    widths = told["window_dimensions"]
+    if not 3 <= rank <= 5 or any(each != 1 for each in (*widths[:2], *told["window_strides"][:2])):
+        return False
+    ends = [end for pair in told["padding"][:2] for end in pair]
+    return is_plain_window(equation) and all(is_number(each) and each == 0 for each in ends)
+
+
+def _window(builder: Any, x: Value, window: Any, value: float) -> tuple[int, Any, list, list]:
+    node = filled_around(builder, builder.node(x), window["padding"], value)
+    shapes = ([int(each) for each in window[name][2:]]
+              for name in ("window_dimensions", "window_strides"))  # fmt: skip
+    return (x.rank - 2, node, *shapes)
+
+
+@rule("reduce_window_sum", when=_is_pool)
+def sum_pool(builder: Any, x: Value, **window: Any) -> Any:
+    count, node, widths, steps = _window(builder, x, window, 0.0)
+    made = builder(f"nn.functional.avg_pool{count}d", node, widths, steps)
+    return builder("mul", made, math.prod(widths))
+
+
+@rule("reduce_window_max", when=_is_pool)
+def max_pool(builder: Any, x: Value, **window: Any) -> Any:
+    low = float(least(jnp.dtype(x.dtype)))
+    count, node, widths, steps = _window(builder, x, window, low)
+    return builder(f"nn.functional.max_pool{count}d", node, widths, steps)
+
+
+# --- linear algebra ---------------------------------------------------------
+
+
+def _is_real(equation: Any) -> bool:
+    return equation.outvars[0].aval.dtype in (np.float32, np.float64)
+
+
+@rule("cholesky", when=_is_real)
+def cholesky(builder: Any, x: Value, **_: object) -> Any:
+    found = builder("linalg.cholesky_ex", builder.node(x))
+    # jax has NaN for a matrix that is not positive, of which torch leaves a part.
+    bad = builder("ne", builder.item(found, 1), 0)
+    bad = builder.unsqueeze(bad, [x.rank - 2, x.rank - 1])
+    return builder("where", bad, float("nan"), builder.item(found, 0))
+
+
+@rule("triangular_solve", when=_is_real)
+def triangular_solve(
+    builder: Any, a: Value, b: Value, *, left_side: bool, lower: bool, transpose_a: bool,
+    conjugate_a: bool, unit_diagonal: bool, **_: object,
+) -> Any:  # fmt: skip
+    matrix, upper = builder.node(a), not lower
+    if transpose_a:
+        matrix, upper = builder.method("transpose", matrix, -1, -2), lower
+    return builder(
+        "linalg.solve_triangular", matrix, builder.node(b), upper=upper, left=left_side,
+        unitriangular=unit_diagonal,
+    )  # fmt: skip
+
+
+@rule("eigh", when=_is_real)
+def eigh(builder: Any, x: Value, *, lower: bool, subset_by_index: Any = None, **_: object) -> Any:
+    size = x.shape[-1]
+    if subset_by_index not in (None, (0, size)):
+        raise NotInTargetError("of some eigenvalues")
+    found = builder("linalg.eigh", builder.node(x), UPLO="L" if lower else "U")
+    return [builder.item(found, 1), builder.item(found, 0)]
+
+
+@rule("svd", when=_is_real)
+def svd(
+    builder: Any, x: Value, *, full_matrices: bool, compute_uv: bool, subset_by_index: Any = None,
+    **_: object,
+) -> Any:  # fmt: skip
+    if subset_by_index is not None and subset_by_index != (0, min(x.shape[-2:])):
+        raise NotInTargetError("of some singular values")
+    if not compute_uv:
+        return [builder("linalg.svdvals", builder.node(x))]
+    found = builder("linalg.svd", builder.node(x), full_matrices=full_matrices)
+    u, s, v = (builder.item(found, place) for place in range(3))
+    return [s, u, v]
+
+
+@rule("qr", when=_is_real)
+def qr(builder: Any, x: Value, *, full_matrices: bool, pivoting: bool = False, **_: object) -> Any:
+    if pivoting:
+        raise NotInTargetError("with pivoting")
+    mode = "complete" if full_matrices else "reduced"
+    found = builder("linalg.qr", builder.node(x), mode)
+    return [builder.item(found, place) for place in range(2)]

@@ -1,0 +1,123 @@
+"""Runs an exported program with torch and numpy only.
+
+A fresh process that can import neither jax nor this package loads this file by its path.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+Arrays = dict[str, np.ndarray]
+#: An entry of the archive: how the arguments and outputs of each method are nested, with names.
+METHODS = "pax_export_methods.json"
+
+
+def from_numpy(array: Any) -> Any:
+    """A tensor of an array, also of dtypes that numpy itself lacks."""
+    torch = importlib.import_module("torch")
+    array = np.array(array, order="C", copy=True)
+    if array.dtype.kind in "biufc" and array.dtype.isbuiltin == 1:
+        return torch.from_numpy(array)
+    name, bits = array.dtype.name, np.dtype(f"uint{8 * array.dtype.itemsize}")
+    if name in ("int4", "uint4", "int2", "uint2"):
+        return torch.from_numpy(array.astype(np.int8))
+    whole = torch.from_numpy(array.reshape(-1).view(bits).astype(f"int{8 * bits.itemsize}"))
+    return whole.view(getattr(torch, name)).reshape(array.shape)
+
+
+def to_numpy(tensor: Any) -> np.ndarray:
+    """The array of a tensor."""
+    torch = importlib.import_module("torch")
+    tensor = tensor.detach().cpu().contiguous().resolve_neg().resolve_conj()
+    name = str(tensor.dtype).removeprefix("torch.")
+    if name in ("bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"):
+        kind = getattr(importlib.import_module("ml_dtypes"), name)
+        bits = {1: torch.uint8, 2: torch.int16}[tensor.element_size()]
+        return tensor.view(bits).numpy().view(kind)
+    return tensor.numpy()
+
+
+def load(file: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The exported programs of a file by signature, and how their arguments are nested."""
+    torch = importlib.import_module("torch")
+    archive = importlib.import_module("torch.export.pt2_archive._package").load_pt2(file)
+    methods = json.loads(archive.extra_files[METHODS])
+    del torch
+    return {
+        key: archive.exported_programs[told["program"]] for key, told in methods.items()
+    }, methods
+
+
+def call(
+    module: Any, told: Mapping[str, Any], inputs: Arrays, cotangents: Arrays | None = None
+) -> Arrays:
+    """Calls a method of named arrays; with cotangents, gradients are among the results."""
+    torch = importlib.import_module("torch")
+    tensors = {name: from_numpy(value) for name, value in inputs.items()}
+    floating = {name: each for name, each in tensors.items() if each.is_floating_point()}
+    for each in floating.values() if cotangents else ():
+        each.requires_grad_(True)
+    arguments = [_rebuild(tree, tensors.__getitem__) for tree in told["arguments"].values()]
+    with torch.set_grad_enabled(bool(cotangents)):
+        outputs: dict[str, Any] = {}
+        _collect(told["result"], module(*arguments), outputs)
+    results = {name: to_numpy(value) for name, value in outputs.items()}
+    if not cotangents:
+        return results
+    weights = {n: each for n, each in module.named_parameters() if each.requires_grad}
+    sources = {**floating, **weights}
+    targets = {name: outputs[name] for name in cotangents if outputs[name].requires_grad}
+    found: Any = [None] * len(sources)
+    if targets and sources:
+        given = [from_numpy(cotangents[name]) for name in targets]
+        found = torch.autograd.grad(
+            list(targets.values()), list(sources.values()), given, allow_unused=True
+        )
+    for (name, source), value in zip(sources.items(), found):
+        gradient = torch.zeros_like(source) if value is None else value
+        results[f"gradient:{name}"] = to_numpy(gradient)
+    return results
+
+
+def run(file: str, cases: Iterable[Mapping[str, Any]]) -> list[Arrays]:
+    programs, methods = load(file)
+    modules = {key: program.module() for key, program in programs.items()}
+    return run_modules(modules, methods, cases)
+
+
+def run_modules(
+    modules: Mapping[str, Any], methods: Mapping[str, Any], cases: Iterable[Mapping[str, Any]]
+) -> list[Arrays]:
+    return [
+        call(modules[key], methods[key], case["inputs"], case.get("cotangents"))
+        for case in cases
+        for key in [case["signature"]]
+    ]
+
+
+def _rebuild(structure: Mapping[str, Any], leaf: Callable[[str], Any]) -> Any:
+    ((kind, content),) = structure.items()
+    if kind == "leaf":
+        return leaf(content)
+    if kind == "dict":
+        return {key: _rebuild(child, leaf) for key, child in content}
+    if kind in ("list", "tuple"):
+        return {"list": list, "tuple": tuple}[kind](_rebuild(child, leaf) for child in content)
+    return content["value"] if kind == "static" and "value" in content else None
+
+
+def _collect(structure: Mapping[str, Any], value: Any, into: dict[str, Any]) -> None:
+    ((kind, content),) = structure.items()
+    if kind == "leaf":
+        into[content] = value
+    elif kind == "dict":
+        for key, child in content:
+            _collect(child, value[key], into)
+    elif kind in ("list", "tuple"):
+        for place, child in enumerate(content):
+            _collect(child, value[place], into)

@@ -1,0 +1,103 @@
+"""Values of a traced program in a graph of torch, and the table of rules; without torch.
+
+torch computes in all dtypes of jax but some. Numbers of these are carried by a larger dtype, and
+are wrapped or rounded after each operation that may leave their range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from pax_export.export.portable import RuleTable
+from pax_export.export.portable.sizes import is_number as is_number
+from pax_export.export.portable.sizes import same_size as same_size
+
+#: The rules that write primitives as calls of torch: functions ``rule(builder, *operands,
+#: **parameters)`` of `Value`s and of the parameters of the primitive; `builder.results` has the
+#: shapes and dtypes of the results. A rule returns the node of its only result, or one per result,
+#: not yet wrapped to its dtype, and raises `NotInTargetError` for unsupported cases.
+RULES = RuleTable()
+rule = RULES.rule
+
+#: uint64 is carried by the int64 of the same bits.
+_CARRIERS = {
+    "uint16": "int32", "uint32": "int64", "uint64": "int64", "int4": "int32", "uint4": "int32",
+    "int2": "int32", "uint2": "int32",
+}  # fmt: skip
+#: Dtypes in which torch has no arithmetic, but to which it rounds.
+_FLOAT8 = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """One array: its node in the graph, and its dtype and shape in jax.
+
+    Attributes:
+        node: the node; None for a literal, whose node is made where torch takes no number.
+        known: its value, if it is a literal, in the carrier type.
+        thin: the node of a smaller array that broadcasts to it, if there is one.
+        bare: whether that is a scalar.
+    """
+
+    node: Any
+    dtype: Any
+    shape: tuple[Any, ...]
+    known: np.ndarray | None = None
+    thin: Any = None
+    bare: bool = False
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+    @property
+    def carrier(self) -> str:
+        return carrier(self.dtype)
+
+    @property
+    def is_float(self) -> bool:
+        return "float" in self.carrier
+
+    @property
+    def number(self) -> Any:
+        """The Python number of a scalar literal."""
+        assert self.known is not None
+        return self.known.item()
+
+
+def carrier(dtype: Any) -> str:
+    """The name of the dtype that carries numbers of a dtype in torch."""
+    name = np.dtype(dtype).name
+    if name.startswith("float8"):
+        return "float32"
+    return _CARRIERS.get(name, name)
+
+
+def is_wrapped(dtype: Any) -> bool:
+    return np.dtype(dtype).name != carrier(dtype)
+
+
+def is_rounded_by_torch(dtype: Any) -> bool:
+    return np.dtype(dtype).name in _FLOAT8
+
+
+def in_carrier(array: np.ndarray) -> np.ndarray:
+    """A literal in the numbers that carry it."""
+    name = carrier(array.dtype)
+    kind = getattr(jax.numpy, name) if name == "bfloat16" else name
+    with np.errstate(over="ignore"):
+        return np.asarray(array).astype(kind)
+
+
+def same_shape(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    return len(one) == len(other) and all(map(same_size, one, other))
+
+
+def wide_axes(value: Value) -> set[int]:
+    """The axes of an array that are not 1, counted from the last one."""
+    return {i for i, size in enumerate(reversed(value.shape)) if not same_size(size, 1)}

@@ -1,0 +1,179 @@
+"""Models through `to_torch` and `as_torch`, run by torch where it is installed.
+
+Without torch (`tox -e torch` has it) what does not need it is tested: errors, and the table of
+rules.
+"""
+
+import importlib.util
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pax_export as pax
+from pax_export import errors
+from pax_export.export import as_torch, load, spec, to_torch
+from pax_export.export.formats.torch import rules
+from pax_export.export.formats.torch.values import RULES
+from tests.closeness import assert_close
+from tests.export.targets import TARGETS, mlp
+
+HAS_TORCH = importlib.util.find_spec("torch") is not None
+with_torch = pytest.mark.skipif(not HAS_TORCH, reason="torch is not installed")
+
+
+def random(*shape):
+    return np.random.default_rng(0).normal(size=shape).astype(np.float32)
+
+
+# --- without torch ----------------------------------------------------------
+
+
+@pytest.mark.skipif(HAS_TORCH, reason="torch is installed")
+@pytest.mark.parametrize("write", [to_torch, as_torch])
+def test_without_torch_the_extra_is_named(write, tmp_path):
+    path = [tmp_path / "net.pt2"] if write is to_torch else []
+    with pytest.raises(errors.MissingPackageError, match=r"the extra \[torch\]"):
+        write(mlp(), *path, spec("batch, 3"))
+
+
+def test_there_is_a_rule_for_what_onnx_has_one_for():
+    pytest.importorskip("onnx")
+    from pax_export.export.formats.onnx import rules as onnx_rules
+    from pax_export.export.formats.onnx.graph import RULES as ONNX_RULES
+
+    ONNX_RULES.load(onnx_rules)
+    RULES.load(rules)
+    # What these are made of has rules.
+    composed = "cached_attention clip hard_sigmoid hard_swish rotary"
+    quantized = "dequantize quantized_dot quantized_rows round_inputs round_rows"
+    assert ONNX_RULES.keys() - RULES.keys() <= {*composed.split(), *quantized.split()}
+
+
+def test_rules_do_not_import_torch():
+    code = "import sys; sys.modules['torch'] = None; import pax_export.export.formats.torch.export"
+    code += "; from pax_export.export.formats.torch import rules, values; values.RULES.load(rules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# --- with torch -------------------------------------------------------------
+
+
+@with_torch
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+def test_models_run_in_torch_with_any_batch(target, tmp_path):
+    target.check(to_torch, tmp_path / "model.pt2")
+
+
+@with_torch
+def test_torch_alone_loads_and_trains_it(tmp_path):
+    import torch
+
+    path, net = tmp_path / "net.pt2", mlp()
+    report = to_torch(net, path, spec("batch, 3"), validate="process")
+    assert report.validated == "process"
+    module = torch.export.load(path).module()
+    assert_close(module(torch.ones(4, 3)).detach().numpy(), net(jnp.ones((4, 3))), rtol=1e-5)
+    names = [name for name, each in module.named_parameters() if each.requires_grad]
+    assert sorted(names) == [f"modules_.{n}.{kind}" for n in (0, 2) for kind in ("bias", "weight")]
+
+
+@with_torch
+def test_a_module_has_the_leaves_and_the_gradients():
+    import torch
+
+    class Net(pax.Module):
+        def __init__(self):
+            super().__init__()
+            self.encoder = pax.Linear(3, 4)
+            self.head = pax.Linear(4, 2)
+
+        def __call__(self, x):
+            return self.head(jax.nn.relu(self.encoder(x)))
+
+    net = Net()
+    module = as_torch(net, spec("batch, 3"))
+    assert sorted(module.state_dict()) == [
+        "encoder.bias", "encoder.weight", "head.bias", "head.weight",
+    ]  # fmt: skip
+    assert "(encoder): Part(weight=float32[3, 4], bias=float32[4])" in repr(module)
+    x = random(5, 3)
+    x[0] = 0  # where `relu` has a derivative of its own
+    slopes = jax.grad(lambda net: (net(x) ** 2).sum())(net)
+    (module(torch.from_numpy(x)) ** 2).sum().backward()
+    assert_close(module.encoder.weight.grad.numpy(), slopes.encoder.weight, rtol=1e-5, atol=1e-6)
+    other = as_torch(Net(), spec("batch, 3"), validate=False)
+    other.load_state_dict(module.state_dict())
+    given = torch.from_numpy(x)
+    assert torch.equal(other(given), module(given))
+    assert module.to(torch.float64)(given.double()).dtype == torch.float64
+
+
+@with_torch
+def test_a_derivative_of_its_own_is_kept(tmp_path):
+    import torch
+
+    @jax.custom_vjp
+    def straight(x):
+        return jnp.round(x)
+
+    straight.defvjp(lambda x: (straight(x), None), lambda _, g: (2.0 * g,))
+
+    def model(params, x):
+        return straight(params["w"] * x)
+
+    params = {"w": jnp.ones(3)}
+    module = as_torch((params, model), spec("n, 3"))
+    x = torch.ones(2, 3, requires_grad=True)
+    module(x).sum().backward()
+    assert x.grad.tolist() == [[2.0] * 3] * 2
+    # A file has no function of autograd: validation compares its gradients with jax.
+    report = to_torch((params, model), tmp_path / "net.pt2", spec("n, 3"))
+    assert report.largest_error["serving_default: gradient:w"] < 1e-6
+
+
+@with_torch
+def test_methods_and_nested_arguments(tmp_path):
+    net = pax.Linear(3, 2)
+    methods = {"a": "__call__", "b": lambda net, x: {"y": net(x["x"]), "more": [x["n"] + 1]}}
+    inputs = {"a": spec("batch, 3"), "b": {"x": spec("batch, 3"), "n": spec("batch", "int32")}}
+    inputs["b"] = (inputs["b"],)
+    to_torch(net, tmp_path / "net.pt2", inputs, methods=methods)
+    loaded = load(tmp_path / "net.pt2")
+    x = random(4, 3)
+    assert_close(loaded.signatures["a"](x), net(x), rtol=1e-5)
+    found = loaded.signatures["b"]({"x": x, "n": np.arange(4, dtype=np.int32)})
+    assert_close(found["y"], net(x), rtol=1e-5)
+    assert found["more"][0].tolist() == [1, 2, 3, 4]
+
+
+@with_torch
+def test_loops_of_any_length(tmp_path):
+    def model(_, x):
+        last, sums = jax.lax.scan(lambda c, r: (c * 0.5 + jnp.sin(r), c.sum()), x[0], x)
+        grown = jax.lax.while_loop(lambda s: (s**2).sum() < 100, lambda s: s * 1.5 + 1, last)
+        return sums, jax.lax.cond(grown.sum() > 0, jnp.sin, jnp.cos, grown)
+
+    report = to_torch(({}, model), tmp_path / "net.pt2", spec("n, 3"), trainable=False)
+    assert report.validated == "here"
+
+
+@with_torch
+def test_a_damaged_file_is_refused(tmp_path):
+    path = tmp_path / "net.pt2"
+    to_torch(mlp(), path, spec("batch, 3"), validate=False)
+    content = bytearray(path.read_bytes())
+    content[200] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(errors.ExportPathError, match="corrupted"):
+        load(path)
+
+
+@with_torch
+def test_a_size_that_torch_fixes_is_named(tmp_path):
+    with pytest.raises(errors.PaxError) as caught:
+        to_torch(({}, lambda _, x: jax.pure_callback(np.sin, x, x)), tmp_path / "a", spec("n, 3"))
+    assert "calls back into Python" in caught.value.what
