@@ -12,11 +12,11 @@ import numpy as np
 
 from pax_export._errors import UnsupportedOperationError
 from pax_export.export.formats.torch import loops, rules
-from pax_export.export.formats.torch.graph import GraphBuilder, prune
-from pax_export.export.formats.torch.module import Method, TorchModule, argument_names
+from pax_export.export.formats.torch.graph import TorchGraph, prune
+from pax_export.export.formats.torch.module import TorchMethod, TorchModule, argument_names
 from pax_export.export.formats.torch.own_rules import OwnRule, with_own_rules
 from pax_export.export.formats.torch.run import from_numpy
-from pax_export.export.formats.torch.values import RULES, Value, carrier, is_wrapped
+from pax_export.export.formats.torch.values import RULES, TorchValue, carrier, is_wrapped
 from pax_export.export.lowering.variables import Store
 from pax_export.export.pipeline.format_exporter import portable_program
 from pax_export.export.portable import (
@@ -77,10 +77,10 @@ class _Writer:
     ):
         self._module, self._program, self._store = module, program, store
         self._variables = {each.name: each for each in store.variables}
-        self._constants: dict[int, Value] = {}
+        self._constants: dict[int, TorchValue] = {}
         converter = ProgramConverter(RULES, self._constant, self._by_rule, exact=False)
         self._write = converter.write
-        self._builder = builder = GraphBuilder(converter.convert)
+        self._builder = builder = TorchGraph(converter.convert)
         builder.write = converter.write
         builder.variables = program.inputs.dimensions
         builder.loops, builder.live = loops, live
@@ -91,7 +91,7 @@ class _Writer:
         }
         self._read: dict[str, Any] = {}  # the nodes of weights
 
-    def method(self, portable: PortableProgram) -> Method:
+    def method(self, portable: PortableProgram) -> TorchMethod:
         builder, program = self._builder, self._program
         try:
             with builder.graph(self._module) as frame:
@@ -125,7 +125,7 @@ class _Writer:
                         keep.append(place)
                     else:
                         frame.graph.erase_node(node)
-                return Method(program.key, frame.graph, tuple(keep), tuple(names.values()))
+                return TorchMethod(program.key, frame.graph, tuple(keep), tuple(names.values()))
         except NotInTargetError as error:
             raise UnsupportedOperationError(
                 f"torch cannot express {error}.", where=program.key, write=_WRITE
@@ -137,20 +137,20 @@ class _Writer:
         """The nodes of the flat inputs, inside of the arguments."""
         found: dict[str, Any] = {}
 
-        def walk(structure: Mapping[str, Any], node: Any) -> None:
+        def walk_nodes(structure: Mapping[str, Any], node: Any) -> None:
             ((kind, content),) = structure.items()
             if kind == "leaf":
                 found[content] = node
             elif kind == "dict":
                 for key, child in content:
-                    walk(child, self._builder.item(node, key))
+                    walk_nodes(child, self._builder.take_item(node, key))
             elif kind in ("list", "tuple"):
                 for place, child in enumerate(content):
-                    walk(child, self._builder.item(node, place))
+                    walk_nodes(child, self._builder.take_item(node, place))
 
         for name, structure in self._program.inputs.structure().items():
             if name in names:
-                walk(structure, given[names[name]])
+                walk_nodes(structure, given[names[name]])
         return [found[entry.name] for entry in self._program.inputs.flat]
 
     def _place(self, weight: Any) -> str:
@@ -169,7 +169,7 @@ class _Writer:
         )
         return name
 
-    def _weight(self, node: Any, weight: Any) -> list[Value]:
+    def _weight(self, node: Any, weight: Any) -> list[TorchValue]:
         builder = self._builder
         if not weight.name:
             return [builder.literal(part) for part in in_parts(weight.array)]
@@ -178,30 +178,33 @@ class _Writer:
         if dtype.kind == "c":
             half = np.dtype(f"float{4 * dtype.itemsize}")
             return [
-                Value(builder(kind, node), half, tuple(array.shape)) for kind in ("real", "imag")
+                TorchValue(builder(kind, node), half, tuple(array.shape))
+                for kind in ("real", "imag")
             ]
         return [self._taken(node, array)]
 
-    def _taken(self, node: Any, struct: Any) -> Value:
+    def _taken(self, node: Any, struct: Any) -> TorchValue:
         dtype = np.dtype(struct.dtype)
         if is_wrapped(dtype):
             node = self._from_stored(node, dtype)
-        return Value(node, dtype, tuple(struct.shape))
+        return TorchValue(node, dtype, tuple(struct.shape))
 
     def _from_stored(self, node: Any, dtype: np.dtype) -> Any:
         return self._builder.cast(node, carrier(dtype))
 
-    def _given(self, value: Value, struct: Any) -> Any:
+    def _given(self, value: TorchValue, struct: Any) -> Any:
         """An output in its own dtype; torch would return a number for a literal."""
         node, dtype = self._builder.node(value), np.dtype(struct.dtype)
         if dtype.name in ("int4", "uint4", "int2", "uint2"):
             return self._builder.cast(node, "int8")
         return self._builder.cast(node, dtype.name) if is_wrapped(dtype) else node
 
-    def _constant(self, value: Any) -> Value:
+    def _constant(self, value: Any) -> TorchValue:
         return self._builder.literal(value)
 
-    def _by_rule(self, rule: Rule, equation: Any, operands: Sequence[Any]) -> list[Value] | None:
+    def _by_rule(
+        self, rule: Rule, equation: Any, operands: Sequence[Any]
+    ) -> list[TorchValue] | None:
         builder = self._builder
         results = [variable.aval for variable in equation.outvars]
         builder.operation, told = kept.operation(equation)
@@ -213,16 +216,16 @@ class _Writer:
         made = rule.function(builder, *operands, **told)
         return None if made is None else self._values(made, results, rounds)
 
-    def _values(self, made: Any, results: Sequence[Any], rounds: bool) -> list[Value]:
+    def _values(self, made: Any, results: Sequence[Any], rounds: bool) -> list[TorchValue]:
         several = made if isinstance(made, (list, tuple)) else [made]
-        values: list[Value] = []
+        values: list[TorchValue] = []
         for each, result in zip(several, results, strict=True):
             shaped: dict[str, Any] = {"dtype": np.dtype(result.dtype), "shape": tuple(result.shape)}
-            if isinstance(each, Value):
+            if isinstance(each, TorchValue):
                 values.append(dataclasses.replace(each, **shaped))
             else:
                 node = self._builder.fit(each, result.dtype) if rounds else each
-                values.append(Value(node, **shaped))
+                values.append(TorchValue(node, **shaped))
         return values
 
 
@@ -230,7 +233,7 @@ class _Writer:
 _SMALL = 64
 
 
-def _is_known(equation: Any, operands: Sequence[Value], results: Sequence[Any]) -> bool:
+def _is_known(equation: Any, operands: Sequence[TorchValue], results: Sequence[Any]) -> bool:
     """Whether results are known integers, by literals of the program."""
     given = [each.known for each in operands if each.known is not None]
     if not operands or len(given) < len(operands):

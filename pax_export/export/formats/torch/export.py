@@ -8,28 +8,29 @@ import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from pax_export._errors import ExportPathError, MissingPackageError, PaxError
 from pax_export._files import checksums
 from pax_export._optional import find, install, require
 from pax_export.export.artifact.embedded import NAME_IN_TORCH, append_zip
-from pax_export.export.artifact.formats import TORCH
 from pax_export.export.artifact.report import SHA256, Report, package_versions, report_text
 from pax_export.export.formats.loaded_file import LoadedFile
+from pax_export.export.formats.torch import TORCH
 from pax_export.export.formats.torch.cases import GradientCases
 from pax_export.export.formats.torch.run import call, run_modules
 from pax_export.export.formats.torch.run import load as load_programs
 from pax_export.export.lowering.lowered_model import signature_info
 from pax_export.export.lowering.variables import Store
 from pax_export.export.pipeline.arguments import (
-    by_signature,
+    ExportOptions,
+    Request,
     check_choice,
     check_state,
-    signature_keys,
+    takes_options,
 )
 from pax_export.export.pipeline.export_run import ExportRun
-from pax_export.export.pipeline.format_exporter import FormatExporter, ProgramContents, Request
+from pax_export.export.pipeline.format_exporter import FormatExporter, ProgramContents
 from pax_export.export.pipeline.run_export import name_modules, run_export
 from pax_export.export.tracing.exportable import Exportable, mark_trainable
 from pax_export.export.tracing.programs import Program, refuse_changes
@@ -45,21 +46,14 @@ if TYPE_CHECKING:
 _OLDEST = (2, 8)
 
 
+@takes_options
 def to_torch(
     model: Any,
     path: str | os.PathLike[str],
     inputs: Any,
     *,
-    kwargs: Mapping[str, Any] | None = None,
-    methods: Mapping[str, Any] | None = None,
-    constraints: Sequence[str] = (),
-    state: Literal["frozen", "keep"] = "frozen",
-    outputs: Literal["float32", "model"] = "float32",
     trainable: Any = True,
-    validate: bool | Literal["full", "process"] = True,
-    examples: Any = None,
-    overwrite: bool = False,
-    card: Any = True,
+    **options: Unpack[ExportOptions],
 ) -> Report:
     """Writes a model as a program of PyTorch, for `torch.export.load`.
 
@@ -71,20 +65,9 @@ def to_torch(
         model: as for `to_saved_model`.
         path: the file to create, usually ``*.pt2``.
         inputs: as for `to_saved_model`; symbolic dimensions are those of ``torch.export.Dim``.
-        kwargs: as for `to_saved_model`.
-        methods: as for `to_saved_model`; the file has a program for each, and the first is the one
-            that ``torch.export.load`` returns.
-        constraints: as for `to_saved_model`.
-        state: ``"frozen"`` refuses a model whose calls change state that later calls read; with
-            ``"keep"`` every call starts with the exported state.
-        outputs: as for `to_saved_model`.
         trainable: as for `to_saved_model`.  With False the program is for inference: a BatchNorm is
             folded into the convolution before it, and no gradients are compared.
-        validate: load the export, call it at several sizes with torch and compare with jax;
-            ``"process"`` uses a fresh process without jax.
-        examples: as for `to_saved_model`.
-        overwrite: replace an existing export of `pax_export`; other files are never replaced.
-        card: as for `to_onnx`.
+        **options: those of every writer, `ExportOptions`.
 
     Returns:
         The report, which can be printed, and is stored in the file (``unzip -p net.pt2
@@ -103,11 +86,8 @@ def to_torch(
         ...     with tempfile.TemporaryDirectory() as folder:
         ...         report = to_torch(double, folder + "/double.pt2", spec("batch, 3"))
     """
-    check_state(state)
-    keys = signature_keys(methods)
-    calls = by_signature("examples", examples, keys, methods is not None)
-    given = inputs, kwargs, methods, constraints, validate, overwrite, card, state, outputs
-    return run_export(TorchExporter(trainable, calls), Request(model, path, *given))
+    request = Request(model, path, inputs, **options)
+    return run_export(TorchExporter(trainable, request.calls(request.keys)), request)
 
 
 def as_torch(
@@ -152,11 +132,11 @@ def as_torch(
     """
     check_state(state)
     check_choice("validate", validate, (True, False, "full"))
-    keys = signature_keys(methods)
-    calls = by_signature("examples", examples, keys, methods is not None)
-    given = inputs, kwargs, methods, constraints, validate, False, False, state, outputs
-    request = Request(model, "", *given)
-    exporter = TorchExporter(trainable, calls, live=True)
+    request = Request(
+        model, "", inputs, kwargs=kwargs, methods=methods, constraints=constraints, state=state,
+        outputs=outputs, validate=validate, examples=examples,
+    )  # fmt: skip
+    exporter = TorchExporter(trainable, request.calls(request.keys), live=True)
     exporter.find(request)
     try:
         exportable, programs = exporter.trace(request)
@@ -182,10 +162,10 @@ class _Named(dict):
     """Methods of a module that have its parameters, as `run.call` asks for them."""
 
     def __init__(self, functions: Mapping[str, Any], module: Any):
-        super().__init__({key: _Method(each, module) for key, each in functions.items()})
+        super().__init__({key: _MethodCall(each, module) for key, each in functions.items()})
 
 
-class _Method:
+class _MethodCall:
     def __init__(self, function: Any, module: Any):
         self._function, self.named_parameters = function, module.named_parameters
 

@@ -15,7 +15,7 @@ import torch
 from pax_export.export.formats.torch.run import from_numpy
 from pax_export.export.formats.torch.sizes import TorchSizes
 from pax_export.export.formats.torch.values import (
-    Value,
+    TorchValue,
     carrier,
     in_carrier,
     is_rounded_by_torch,
@@ -24,7 +24,7 @@ from pax_export.export.formats.torch.values import (
 )
 
 #: Converts a program of jax: (program, arguments) to results.
-Inline = Callable[[Any, Sequence[Value]], list[Value]]
+Inline = Callable[[Any, Sequence[TorchValue]], list[TorchValue]]
 
 
 class Frame:
@@ -54,11 +54,11 @@ def prune(graph: torch.fx.Graph) -> None:
             graph.erase_node(node)
 
 
-class GraphBuilder:
+class TorchGraph:
     """Writes the calls of one model; it is passed to the rules, which call it.
 
     ``builder("add", x, y)`` adds a call of ``torch.add`` and returns its node. Operands are nodes,
-    `Value`s or Python values; literals of one number are Python numbers.
+    `TorchValue`s or Python values; literals of one number are Python numbers.
     """
 
     def __init__(self, inline: Inline, exact: bool = False):
@@ -84,17 +84,17 @@ class GraphBuilder:
 
     def method(self, name: str, *operands: Any, **options: Any) -> Any:
         """Adds a call of a method of the first operand."""
-        first = self.node(operands[0]) if isinstance(operands[0], Value) else operands[0]
+        first = self.node(operands[0]) if isinstance(operands[0], TorchValue) else operands[0]
         return self.frame.graph.call_method(name, *self._given((first, *operands[1:]), options))
 
-    def whole(self, operation: str, left: Any, right: Any) -> Any:
+    def add_sizes(self, operation: str, left: Any, right: Any) -> Any:
         """Adds an operation of Python on sizes."""
         return self.frame.graph.call_function(getattr(operator, operation), (left, right))
 
-    def item(self, results: Any, place: int) -> Any:
+    def take_item(self, results: Any, place: int) -> Any:
         return self.frame.graph.call_function(operator.getitem, (results, place))
 
-    def part(self, module: torch.nn.Module, kind: str, *operands: Any) -> Any:
+    def add_part(self, module: torch.nn.Module, kind: str, *operands: Any) -> Any:
         """Adds a call of a module, a loop or branch, which becomes one of the holder."""
         name = self._free(kind)
         self.frame.holder.add_module(name, module)
@@ -112,7 +112,7 @@ class GraphBuilder:
         }
 
     def _operand(self, operand: Any) -> Any:
-        if isinstance(operand, Value):
+        if isinstance(operand, TorchValue):
             is_scalar = operand.known is not None and not operand.rank
             return operand.number if is_scalar else self.node(operand)
         if isinstance(operand, (list, tuple)):
@@ -123,7 +123,7 @@ class GraphBuilder:
 
     def node(self, value: Any) -> Any:
         """The node of an operand; that of a literal is made."""
-        if not isinstance(value, Value):
+        if not isinstance(value, TorchValue):
             return value
         if value.node is not None:
             return value.node
@@ -153,14 +153,14 @@ class GraphBuilder:
         """The dtype of torch with the name of a dtype."""
         return getattr(torch, np.dtype(name).name if not isinstance(name, str) else name)
 
-    def literal(self, value: Any) -> Value:
+    def literal(self, value: Any) -> TorchValue:
         dtype = jax.numpy.result_type(value)
         array = in_carrier(np.asarray(value).astype(dtype))
-        return Value(None, np.dtype(dtype), array.shape, array)
+        return TorchValue(None, np.dtype(dtype), array.shape, array)
 
     def cast(self, operand: Any, dtype: Any) -> Any:
         """An operand in a dtype of torch."""
-        if isinstance(operand, Value):
+        if isinstance(operand, TorchValue):
             if operand.carrier == np.dtype(dtype).name:
                 return self.node(operand)
             operand = self.node(operand)
@@ -204,7 +204,7 @@ class GraphBuilder:
     def arange(self, size: Any, dtype: Any) -> Any:
         return self("arange", self.sizes.of(size), **self.kind(dtype))
 
-    def spread(self, *operands: Value) -> list[Any]:
+    def spread(self, *operands: TorchValue) -> list[Any]:
         """Operands that broadcast together, unbroadcast where possible; at most one a number."""
         axes = [wide_axes(each) for each in operands]
         covered = set().union(*(at for each, at in zip(operands, axes) if each.thin is None))
@@ -215,7 +215,7 @@ class GraphBuilder:
             covered |= set() if use_thin else at
         return nodes
 
-    def tensors(self, *operands: Value) -> list[Any]:
+    def spread_tensors(self, *operands: TorchValue) -> list[Any]:
         """The same, without numbers."""
         return [
             self.node(each) if isinstance(node, (bool, int, float)) else node
@@ -239,7 +239,7 @@ class GraphBuilder:
             self.frame.device = self.frame.graph.call_function(getattr, (nodes[0], "device"))
         self.sizes.learn((node, each.shape) for node, each in zip(nodes, structs))
 
-    def table(self) -> Any:
+    def size_table(self) -> Any:
         """An array without elements that has all symbolic sizes, for bodies to read them."""
         if self.frame.table is None:
             sizes = [self.sizes.variables[name] for name in self.variables]
@@ -247,12 +247,12 @@ class GraphBuilder:
             self.frame.table = self("empty", [*sizes, 0], **kind)
         return self.frame.table
 
-    def body(self, program: Any, structs: Sequence[Any]) -> torch.fx.GraphModule:
+    def write_body(self, program: Any, structs: Sequence[Any]) -> torch.fx.GraphModule:
         """A program as a module; its operands are those of the program, then the `table`."""
         return self.body_of(lambda given: self.inline(program, given), structs)
 
     def body_of(
-        self, write: Callable[[list[Value]], Sequence[Value]], structs: Sequence[Any]
+        self, write: Callable[[list[TorchValue]], Sequence[TorchValue]], structs: Sequence[Any]
     ) -> torch.fx.GraphModule:
         holder = torch.nn.Module()
         with self.graph(holder) as frame:
@@ -260,10 +260,11 @@ class GraphBuilder:
             like = list(structs)
             if self.variables:
                 frame.table = frame.graph.placeholder("sizes")
-                like.append(_Shape((*self.variables, 0)))
+                like.append(_TableShape((*self.variables, 0)))
             self.begin([*nodes, *([frame.table] if self.variables else [])], like)
             given = [
-                Value(node, np.dtype(s.dtype), tuple(s.shape)) for node, s in zip(nodes, structs)
+                TorchValue(node, np.dtype(s.dtype), tuple(s.shape))
+                for node, s in zip(nodes, structs)
             ]
             # A result that is an operand is a copy: torch's loops take no aliases.
             frame.graph.output(tuple(self._fresh(self.node(each), nodes) for each in write(given)))
@@ -273,11 +274,11 @@ class GraphBuilder:
     def _fresh(self, node: Any, operands: Sequence[Any]) -> Any:
         return self.method("clone", node) if node in operands else node
 
-    def operands(self, values: Sequence[Value]) -> list[Any]:
+    def operands(self, values: Sequence[TorchValue]) -> list[Any]:
         """The nodes for the operands of a body."""
-        return [*map(self.node, values), *([self.table()] if self.variables else [])]
+        return [*map(self.node, values), *([self.size_table()] if self.variables else [])]
 
 
-class _Shape:
+class _TableShape:
     def __init__(self, shape: tuple[Any, ...]):
         self.shape = shape

@@ -50,7 +50,7 @@ class While(torch.nn.Module):
         return state
 
 
-class Scan(torch.nn.Module):
+class RowLoop(torch.nn.Module):
     """A body over rows: `count` arrays are the state, `rows` are given row by row."""
 
     def __init__(self, step: torch.nn.Module, count: int, rows: int, reverse: bool):
@@ -93,7 +93,7 @@ class Scan(torch.nn.Module):
         return (*found[: self.count], *stacked)
 
 
-class OwnRule(torch.nn.Module):
+class OwnGradient(torch.nn.Module):
     """A function whose derivative is a function of its own, as `jax.custom_vjp` has it."""
 
     def __init__(
@@ -104,12 +104,12 @@ class OwnRule(torch.nn.Module):
         self.floats, self.count = tuple(floats), count
 
     def forward(self, *operands: torch.Tensor) -> Any:
-        return _OwnRule.apply(self, *operands)
+        return _GradientFunction.apply(self, *operands)
 
 
-class _OwnRule(torch.autograd.Function):
+class _GradientFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rule: OwnRule, *operands: torch.Tensor) -> Any:
+    def forward(ctx: Any, rule: OwnGradient, *operands: torch.Tensor) -> Any:
         ctx.rule = rule
         ctx.save_for_backward(*operands)
         return tuple(each.clone() for each in rule.primal(*operands))

@@ -14,7 +14,7 @@ _FIXED = frozenset({"static", "none"})
 
 
 @dataclass(frozen=True)
-class Method:
+class TorchMethod:
     """A method of a module: its graph, whose first operands are arrays of the module."""
 
     key: str
@@ -23,7 +23,7 @@ class Method:
     arguments: tuple[str, ...]
 
 
-class Part(torch.nn.Module):
+class TorchPart(torch.nn.Module):
     """A module of the model, which holds arrays and other parts."""
 
     def extra_repr(self) -> str:
@@ -37,7 +37,7 @@ def _shape(array: Any) -> str:
     return f"{str(array.dtype).removeprefix('torch.')}{list(array.shape)}"
 
 
-class TorchModule(Part):
+class TorchModule(TorchPart):
     """A model as a module of torch: `as_torch` returns one.
 
     Its parameters and buffers have the paths of the model's leaves, as in ``state_dict()``; it is
@@ -77,10 +77,10 @@ class TorchModule(Part):
         """The part that holds an array, and the array's name in it."""
         owner, (*path, last) = self, name.split(".")
         for each in path:
-            owner = owner._modules.setdefault(each, Part())
+            owner = owner._modules.setdefault(each, TorchPart())
         return owner, last
 
-    def add_method(self, method: Method) -> None:
+    def add_method(self, method: TorchMethod) -> None:
         code = method.graph.python_code("self")
         scope = dict(code.globals)
         exec(compile(code.src, f"<{type(self).__name__}.{method.key}>", "exec"), scope)
@@ -136,7 +136,7 @@ def array_names(names: Sequence[str]) -> list[str]:
 
 def _free(name: str) -> str:
     name = name or "_"
-    is_free = not (hasattr(Part, name) or name in _RESERVED or keyword.iskeyword(name))
+    is_free = not (hasattr(TorchPart, name) or name in _RESERVED or keyword.iskeyword(name))
     return name if is_free else f"{name}_"
 
 

@@ -18,9 +18,9 @@ from pax_export.export.portable.sizes import is_number as is_number
 from pax_export.export.portable.sizes import same_size as same_size
 
 #: The rules that write primitives as calls of torch: functions ``rule(builder, *operands,
-#: **parameters)`` of `Value`s and of the parameters of the primitive; `builder.results` has the
-#: shapes and dtypes of the results. A rule returns the node of its only result, or one per result,
-#: not yet wrapped to its dtype, and raises `NotInTargetError` for unsupported cases.
+#: **parameters)`` of `TorchValue`s and of the parameters of the primitive; `builder.results` has
+#: the shapes and dtypes of the results. A rule returns the node of its only result, or one per
+#: result, not yet wrapped to its dtype, and raises `NotInTargetError` for unsupported cases.
 RULES = RuleTable()
 rule = RULES.rule
 
@@ -34,7 +34,7 @@ _FLOAT8 = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
 
 
 @dataclass(frozen=True, eq=False)
-class Value:
+class TorchValue:
     """One array: its node in the graph, and its dtype and shape in jax.
 
     Attributes:
@@ -98,6 +98,6 @@ def same_shape(one: Sequence[Any], other: Sequence[Any]) -> bool:
     return len(one) == len(other) and all(map(same_size, one, other))
 
 
-def wide_axes(value: Value) -> set[int]:
+def wide_axes(value: TorchValue) -> set[int]:
     """The axes of an array that are not 1, counted from the last one."""
     return {i for i, size in enumerate(reversed(value.shape)) if not same_size(size, 1)}

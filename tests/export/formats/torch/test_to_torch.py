@@ -99,7 +99,7 @@ def test_a_module_has_the_leaves_and_the_gradients():
     assert sorted(module.state_dict()) == [
         "encoder.bias", "encoder.weight", "head.bias", "head.weight",
     ]  # fmt: skip
-    assert "(encoder): Part(weight=float32[3, 4], bias=float32[4])" in repr(module)
+    assert "(encoder): TorchPart(weight=float32[3, 4], bias=float32[4])" in repr(module)
     x = random(5, 3)
     x[0] = 0  # where `relu` has a derivative of its own
     slopes = jax.grad(lambda net: (net(x) ** 2).sum())(net)

@@ -8,14 +8,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from pax_export.export.formats.torch.values import Value, carrier, rule
+from pax_export.export.formats.torch.values import TorchValue, carrier, rule
 from pax_export.export.portable import NotInTargetError
 from pax_export.export.portable.decompositions.control import is_choice
 from pax_export.export.portable.decompositions.elementary import to_even
 
 
 def _binary(function: str) -> Callable:
-    def apply(builder: Any, x: Value, y: Value, **_: object) -> Any:
+    def write_call(builder: Any, x: TorchValue, y: TorchValue, **_: object) -> Any:
         left, right = builder.spread(x, y)
         if isinstance(left, (bool, int, float)):  # torch takes a number second
             left = builder.node(x)
@@ -23,7 +23,7 @@ def _binary(function: str) -> Callable:
             right = builder.node(y)
         return builder(function, left, right)
 
-    return apply
+    return write_call
 
 
 for _names, _function in {
@@ -34,13 +34,13 @@ for _names, _function in {
 
 
 @rule("div")
-def div(builder: Any, x: Value, y: Value) -> Any:
+def write_div(builder: Any, x: TorchValue, y: TorchValue) -> Any:
     if x.is_float:
         return _binary("div")(builder, x, y)
-    return _quotient(builder, x, *builder.tensors(x, y))
+    return _quotient(builder, x, *builder.spread_tensors(x, y))
 
 
-def _quotient(builder: Any, x: Value, left: Any, right: Any) -> Any:
+def _quotient(builder: Any, x: TorchValue, left: Any, right: Any) -> Any:
     """A quotient of integers: by 0 it is -1, and that of the least number by -1 is itself."""
     if x.dtype == np.uint64:
         return _unsigned_quotient(builder, left, right)
@@ -74,20 +74,20 @@ def _unsigned_quotient(builder: Any, x: Any, y: Any) -> Any:
 
 
 @rule("rem")
-def rem(builder: Any, x: Value, y: Value) -> Any:
+def write_rem(builder: Any, x: TorchValue, y: TorchValue) -> Any:
     if x.is_float:
         return _binary("fmod")(builder, x, y)
-    left, right = builder.tensors(x, y)
+    left, right = builder.spread_tensors(x, y)
     quotient = _quotient(builder, x, left, right)
     rest = builder("sub", left, builder("mul", quotient, right))
     return builder("where", builder("eq", right, 0), left, rest)
 
 
 def _extreme(function: str, bound: str) -> Callable:
-    def apply(builder: Any, x: Value, y: Value) -> Any:
-        return builder(function, *builder.tensors(x, y))
+    def write_call(builder: Any, x: TorchValue, y: TorchValue) -> Any:
+        return builder(function, *builder.spread_tensors(x, y))
 
-    return apply
+    return write_call
 
 
 rule("max")(_extreme("maximum", "min"))
@@ -95,7 +95,7 @@ rule("min")(_extreme("minimum", "max"))
 
 
 @rule("clamp")
-def clamp(builder: Any, low: Value, x: Value, high: Value) -> Any:
+def write_clamp(builder: Any, low: TorchValue, x: TorchValue, high: TorchValue) -> Any:
     """As jax: the derivative at the ends is 0, and NaN stays."""
     if x.dtype.kind == "u" and x.dtype.itemsize > 2:
         raise NotInTargetError(f"of {x.dtype.name}")
@@ -108,7 +108,7 @@ def clamp(builder: Any, low: Value, x: Value, high: Value) -> Any:
 
 
 @rule("select_n", when=is_choice)
-def select_n(builder: Any, which: Value, no: Value, yes: Value) -> Any:
+def select_n(builder: Any, which: TorchValue, no: TorchValue, yes: TorchValue) -> Any:
     condition, left, right = builder.spread(which, no, yes)
     if isinstance(condition, bool):
         return (no, yes)[condition]
@@ -130,7 +130,7 @@ rule("not")(
 
 
 @rule("sign")
-def sign(builder: Any, x: Value) -> Any:
+def write_sign(builder: Any, x: TorchValue) -> Any:
     node = builder.node(x)
     if x.dtype.kind == "u":
         return builder.cast(builder("ne", node, 0), x.carrier)
@@ -143,7 +143,9 @@ def sign(builder: Any, x: Value) -> Any:
 
 for _name, _function in {"and": "and", "or": "or", "xor": "xor"}.items():
     rule(_name)(
-        lambda builder, x, y, kind=_function: builder(f"bitwise_{kind}", *builder.tensors(x, y))
+        lambda builder, x, y, kind=_function: builder(
+            f"bitwise_{kind}", *builder.spread_tensors(x, y)
+        )
     )
 
 
@@ -162,12 +164,12 @@ for _names, _function in {
 }.items():  # fmt: skip
     rule(_names)(_direct(_function))
 rule("round", when=to_even)(_direct("round"))
-rule("atan2")(lambda builder, x, y: builder("atan2", *builder.tensors(x, y)))
-rule("nextafter")(lambda builder, x, y: builder("nextafter", *builder.tensors(x, y)))
+rule("atan2")(lambda builder, x, y: builder("atan2", *builder.spread_tensors(x, y)))
+rule("nextafter")(lambda builder, x, y: builder("nextafter", *builder.spread_tensors(x, y)))
 
 
 @rule("integer_pow")
-def integer_pow(builder: Any, x: Value, *, y: int, **_: object) -> Any:
+def integer_pow(builder: Any, x: TorchValue, *, y: int, **_: object) -> Any:
     if not x.is_float and y < 0:
         raise NotInTargetError("of an integer to a negative power")
     return builder("pow", builder.node(x), y)
@@ -187,7 +189,7 @@ def _unsigned(builder: Any, node: Any, dtype: Any) -> Any:
     return wide if bits == 64 else builder("bitwise_and", wide, (1 << bits) - 1)
 
 
-def narrowed(builder: Any, wide: Any, dtype: Any) -> Any:
+def wrap_integer(builder: Any, wide: Any, dtype: Any) -> Any:
     """Integers of int64 wrapped to those that carry a dtype."""
     dtype = np.dtype(dtype)
     if dtype.name in ("uint32", "uint16"):
@@ -196,8 +198,8 @@ def narrowed(builder: Any, wide: Any, dtype: Any) -> Any:
 
 
 def _shift(direction: str) -> Callable:
-    def apply(builder: Any, x: Value, y: Value) -> Any:
-        left, right = builder.tensors(x, y)
+    def write_call(builder: Any, x: TorchValue, y: TorchValue) -> Any:
+        left, right = builder.spread_tensors(x, y)
         bits = _bits(x.dtype)
         wide = builder.cast(right, "int64")
         beyond = builder("logical_or", builder("lt", wide, 0), builder("ge", wide, bits))
@@ -212,9 +214,9 @@ def _shift(direction: str) -> Callable:
                 mask = builder("bitwise_left_shift", -2, builder("sub", 63, by))
                 mask = builder("where", builder("eq", by, 0), 0, mask)
                 made = builder("bitwise_and", made, builder("bitwise_not", mask))
-        return narrowed(builder, builder("where", beyond, 0, made), x.dtype)
+        return wrap_integer(builder, builder("where", beyond, 0, made), x.dtype)
 
-    return apply
+    return write_call
 
 
 rule("shift_left")(_shift("left"))
@@ -222,8 +224,8 @@ rule("shift_right_logical")(_shift("right"))
 
 
 @rule("shift_right_arithmetic")
-def shift_right_arithmetic(builder: Any, x: Value, y: Value) -> Any:
-    left, right = builder.tensors(x, y)
+def shift_right_arithmetic(builder: Any, x: TorchValue, y: TorchValue) -> Any:
+    left, right = builder.spread_tensors(x, y)
     bits = _bits(x.dtype)
     wide, by = builder.cast(left, "int64"), builder.cast(right, "int64")
     if x.dtype.kind == "u" and bits < 64:
@@ -231,11 +233,11 @@ def shift_right_arithmetic(builder: Any, x: Value, y: Value) -> Any:
         wide = builder("sub", builder("bitwise_xor", wide, top), top)
     beyond = builder("logical_or", builder("lt", by, 0), builder("ge", by, bits))
     by = builder("where", beyond, bits - 1, by)
-    return narrowed(builder, builder("bitwise_right_shift", wide, by), x.dtype)
+    return wrap_integer(builder, builder("bitwise_right_shift", wide, by), x.dtype)
 
 
 @rule("bitcast_convert_type")
-def bitcast_convert_type(builder: Any, x: Value, *, new_dtype: Any) -> Any:
+def bitcast_convert_type(builder: Any, x: TorchValue, *, new_dtype: Any) -> Any:
     before, after = np.dtype(x.dtype), np.dtype(new_dtype)
     if before == after:
         return x
@@ -252,7 +254,7 @@ def bitcast_convert_type(builder: Any, x: Value, *, new_dtype: Any) -> Any:
         return (
             _unsigned(builder, whole, after)
             if after.name == "uint32"
-            else (narrowed(builder, builder.cast(whole, "int64"), after))
+            else (wrap_integer(builder, builder.cast(whole, "int64"), after))
         )
     made = builder.method("view", whole, builder.dtype(after))
     return builder.cast(made, carrier(after)) if carrier(after) != after.name else made
@@ -266,7 +268,7 @@ def _is_tiny(*dtypes: Any) -> bool:
 
 
 @rule("convert_element_type")
-def convert_element_type(builder: Any, x: Value, *, new_dtype: Any, **_: object) -> Any:
+def convert_element_type(builder: Any, x: TorchValue, *, new_dtype: Any, **_: object) -> Any:
     dtype = np.dtype(new_dtype)
     if dtype == x.dtype:
         return x
@@ -283,10 +285,10 @@ def convert_element_type(builder: Any, x: Value, *, new_dtype: Any, **_: object)
             small = builder.cast(node, carrier(dtype))
             node = builder("where", builder("lt", node, 0), large, small)
         return builder.fit(builder.cast(node, carrier(dtype)), dtype)
-    return narrowed(builder, builder.cast(node, "int64"), dtype)
+    return wrap_integer(builder, builder.cast(node, "int64"), dtype)
 
 
-def _to_integers(builder: Any, x: Value, node: Any, dtype: np.dtype) -> Any:
+def _to_integers(builder: Any, x: TorchValue, node: Any, dtype: np.dtype) -> Any:
     """Numbers beyond the ends become the ends, and NaN becomes 0."""
     limits = jax.numpy.iinfo(dtype)
     wide = builder.cast(node, "float64")
@@ -305,7 +307,7 @@ def _to_integers(builder: Any, x: Value, node: Any, dtype: np.dtype) -> Any:
 
 
 @rule("reduce_precision")
-def reduce_precision(builder: Any, x: Value, *, exponent_bits: int, mantissa_bits: int) -> Any:
+def reduce_precision(builder: Any, x: TorchValue, *, exponent_bits: int, mantissa_bits: int) -> Any:
     node = builder.node(x)
     if (exponent_bits, mantissa_bits) == (8, 7):
         return builder.cast(builder.cast(node, "bfloat16"), x.carrier)
@@ -327,7 +329,7 @@ def reduce_precision(builder: Any, x: Value, *, exponent_bits: int, mantissa_bit
 Axes = Sequence[int]
 
 
-def reduced(
+def reduce_axes(
     builder: Any, function: str, x: Any, axes: Axes, keep: bool = False, **told: Any
 ) -> Any:
     if not len(axes):
@@ -336,12 +338,12 @@ def reduced(
 
 
 @rule("reduce_sum")
-def reduce_sum(builder: Any, x: Value, *, axes: Axes, **_: object) -> Any:
-    return reduced(builder, "sum", x, axes, dtype=builder.dtype(x.carrier))
+def reduce_sum(builder: Any, x: TorchValue, *, axes: Axes, **_: object) -> Any:
+    return reduce_axes(builder, "sum", x, axes, dtype=builder.dtype(x.carrier))
 
 
 @rule("reduce_prod")
-def reduce_prod(builder: Any, x: Value, *, axes: Axes, **_: object) -> Any:
+def reduce_prod(builder: Any, x: TorchValue, *, axes: Axes, **_: object) -> Any:
     node = builder.node(x)
     for axis in sorted(axes, reverse=True):
         node = builder("prod", node, int(axis), dtype=builder.dtype(x.carrier))
@@ -354,24 +356,24 @@ def _is_ordered(equation: Any) -> bool:
 
 for _name, _function in {"reduce_max": "amax", "reduce_min": "amin"}.items():
     rule(_name, when=_is_ordered)(
-        lambda builder, x, *, axes, kind=_function, **_: reduced(builder, kind, x, axes)
+        lambda builder, x, *, axes, kind=_function, **_: reduce_axes(builder, kind, x, axes)
     )
 for _name, _function in {"reduce_or": "any", "reduce_and": "all"}.items():
     rule(_name, when=lambda equation: equation.invars[0].aval.dtype == np.bool_)(
-        lambda builder, x, *, axes, kind=_function, **_: reduced(builder, kind, x, axes)
+        lambda builder, x, *, axes, kind=_function, **_: reduce_axes(builder, kind, x, axes)
     )
 
 
 def _cumulative(function: str, place: int | None = None) -> Callable:
-    def apply(builder: Any, x: Value, *, axis: int, reverse: bool) -> Any:
+    def write_call(builder: Any, x: TorchValue, *, axis: int, reverse: bool) -> Any:
         node = builder.node(x)
         node = builder("flip", node, [axis]) if reverse else node
         told = {"dtype": builder.dtype(x.carrier)} if function in ("cumsum", "cumprod") else {}
         node = builder(function, node, axis, **told)
-        node = node if place is None else builder.item(node, place)
+        node = node if place is None else builder.take_item(node, place)
         return builder("flip", node, [axis]) if reverse else node
 
-    return apply
+    return write_call
 
 
 rule("cumsum")(_cumulative("cumsum"))
@@ -382,11 +384,13 @@ rule("cummin", when=_is_ordered)(_cumulative("cummin", 0))
 
 
 def _arg(function: str) -> Callable:
-    def apply(builder: Any, x: Value, *, axes: Axes, index_dtype: Any, **_: object) -> Any:
+    def write_call(
+        builder: Any, x: TorchValue, *, axes: Axes, index_dtype: Any, **_: object
+    ) -> Any:
         found = builder(function, builder.node(x), int(axes[0]))
         return builder.cast(found, carrier(index_dtype))
 
-    return apply
+    return write_call
 
 
 rule("argmax")(_arg("argmax"))
@@ -394,22 +398,24 @@ rule("argmin")(_arg("argmin"))
 
 
 @rule("rank")
-def rank(builder: Any, x: Value, *, axis: int, count: Any, largest: bool) -> Any:
+def write_rank(builder: Any, x: TorchValue, *, axis: int, count: Any, largest: bool) -> Any:
     """The indices of the first elements in an order; stable, with NaN largest."""
     options = {"dim": axis, "descending": largest, "stable": True}
-    order = builder.item(builder("sort", builder.node(x), **options), 1)
+    order = builder.take_item(builder("sort", builder.node(x), **options), 1)
     order = builder("narrow", order, axis, 0, builder.sizes.of(count))
     return builder.cast(order, "int32")
 
 
 @rule("sort")
-def sort(builder: Any, x: Value, *more: Value, dimension: int, num_keys: int, **_: object) -> Any:
+def write_sort(
+    builder: Any, x: TorchValue, *more: TorchValue, dimension: int, num_keys: int, **_: object
+) -> Any:
     """One key of floats or integers; torch's own, which has a derivative."""
     if num_keys != 1 or x.dtype in (np.uint64, np.bool_):
         return None
     found = builder("sort", builder.node(x), dim=dimension, stable=True)
     if not more:
-        return [builder.item(found, 0)]
-    order = builder.item(found, 1)
+        return [builder.take_item(found, 0)]
+    order = builder.take_item(found, 1)
     rest = [builder("gather", builder.node(each), dimension, order) for each in more]
-    return [builder.item(found, 0), *rest]
+    return [builder.take_item(found, 0), *rest]

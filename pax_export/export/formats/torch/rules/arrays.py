@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from pax_export.export.formats.torch.values import Value, carrier, is_number, rule, same_size
+from pax_export.export.formats.torch.values import TorchValue, carrier, is_number, rule, same_size
 from pax_export.export.portable import NotInTargetError
 from pax_export.export.portable.arithmetic import broadcast_array
 from pax_export.export.portable.decompositions.convolutions import is_plain_pad
 
 
 @rule("reshape")
-def reshape(builder: Any, x: Value, *, dimensions: Any, **_: object) -> Any:
+def write_reshape(builder: Any, x: TorchValue, *, dimensions: Any, **_: object) -> Any:
     node = builder.node(x) if dimensions is None else builder.transpose(x, dimensions)
     return builder.reshape(node, builder.results[0].shape)
 
@@ -28,7 +28,7 @@ rule("tile")(
 
 
 @rule("concatenate")
-def concatenate(builder: Any, *xs: Value, dimension: int) -> Any:
+def write_concatenate(builder: Any, *xs: TorchValue, dimension: int) -> Any:
     return xs[0] if len(xs) == 1 else builder("cat", [builder.node(x) for x in xs], dimension)
 
 
@@ -42,7 +42,7 @@ def _scalar(builder: Any, size: Any, dtype: Any) -> Any:
 
 
 @rule("sizes")
-def sizes(builder: Any, *, of: Sequence[Any]) -> Any:
+def write_sizes(builder: Any, *, of: Sequence[Any]) -> Any:
     return builder("stack", [_scalar(builder, size, np.int32) for size in of])
 
 
@@ -52,23 +52,23 @@ _SMALL = 64
 
 @rule("broadcast_in_dim")
 def broadcast_in_dim(
-    builder: Any, x: Value, *, broadcast_dimensions: Sequence[int], **_: object
-) -> Value:
+    builder: Any, x: TorchValue, *, broadcast_dimensions: Sequence[int], **_: object
+) -> TorchValue:
     return broadcast(builder, x, builder.results[0], broadcast_dimensions)
 
 
-def broadcast(builder: Any, x: Value, result: Any, places: Sequence[int]) -> Value:
+def broadcast(builder: Any, x: TorchValue, result: Any, places: Sequence[int]) -> TorchValue:
     """Puts the axes of an array at these places of a larger shape."""
     shape, dtype = tuple(result.shape), np.dtype(result.dtype)
     if x.known is not None and all(map(is_number, shape)) and x.rank and np.prod(shape) <= _SMALL:
         made = np.array(broadcast_array(x.known, shape=shape, broadcast_dimensions=places))
-        return Value(None, dtype, shape, made)
+        return TorchValue(None, dtype, shape, made)
     added = [axis for axis in range(len(shape)) if axis not in places]
     if x.known is not None and not x.rank:
         if not shape:
             return x
         full = builder("full", builder.sizes.shape(shape), x.number, **builder.kind(dtype))
-        return Value(full, dtype, shape, None, x.number, True)
+        return TorchValue(full, dtype, shape, None, x.number, True)
     source = x.thin if x.thin is not None else builder.node(x)
     bare = x.bare or (x.rank == 0 and x.thin is None)
     trails = list(places) == list(range(len(shape) - len(places), len(shape)))
@@ -79,37 +79,37 @@ def broadcast(builder: Any, x: Value, result: Any, places: Sequence[int]) -> Val
         or any(not same_size(x.shape[axis], shape[place]) for axis, place in enumerate(places))
     )
     if not grows and x.thin is None:
-        return Value(builder.unsqueeze(thin, added) if trails else thin, dtype, shape)
+        return TorchValue(builder.unsqueeze(thin, added) if trails else thin, dtype, shape)
     if isinstance(thin, (bool, int, float)):
         full = builder("full", builder.sizes.shape(shape), thin, **builder.kind(dtype))
-        return Value(full, dtype, shape, None, thin, True)
-    return Value(builder.expand(thin, shape), dtype, shape, None, thin, bare)
+        return TorchValue(full, dtype, shape, None, thin, True)
+    return TorchValue(builder.expand(thin, shape), dtype, shape, None, thin, bare)
 
 
 @rule("split")
-def split(builder: Any, x: Value, *, sizes: Sequence[Any], axis: int) -> list[Any]:
+def write_split(builder: Any, x: TorchValue, *, sizes: Sequence[Any], axis: int) -> list[Any]:
     if len(sizes) == 1:
         return [x]
     found = builder("split", builder.node(x), builder.sizes.shape(sizes), axis)
-    return [builder.item(found, place) for place in range(len(sizes))]
+    return [builder.take_item(found, place) for place in range(len(sizes))]
 
 
 @rule("iota")
-def iota(builder: Any, *, dimension: int, **_: object) -> Value:
+def write_iota(builder: Any, *, dimension: int, **_: object) -> TorchValue:
     (result,) = builder.results
     size, dtype = result.shape[dimension], np.dtype(result.dtype)
     if is_number(size) and size <= _SMALL:
         made = np.arange(size).astype(dtype).astype(carrier(dtype))
-        row = Value(None, dtype, (size,), made)
+        row = TorchValue(None, dtype, (size,), made)
     else:
-        row = Value(builder.fit(builder.arange(size, dtype), dtype), dtype, (size,))
+        row = TorchValue(builder.fit(builder.arange(size, dtype), dtype), dtype, (size,))
     return row if len(result.shape) == 1 else broadcast(builder, row, result, [dimension])
 
 
 @rule("slice")
-def slice_(
+def write_slice(
     builder: Any,
-    x: Value,
+    x: TorchValue,
     *,
     start_indices: Sequence[Any],
     limit_indices: Sequence[Any],
@@ -131,8 +131,12 @@ rule("rev")(
 
 
 @rule("pad", when=is_plain_pad)
-def pad(
-    builder: Any, x: Value, value: Value, *, padding_config: Sequence[tuple[Any, Any, int]]
+def write_pad(
+    builder: Any,
+    x: TorchValue,
+    value: TorchValue,
+    *,
+    padding_config: Sequence[tuple[Any, Any, int]],
 ) -> Any:
     ends = [(low, high) for low, high, _ in padding_config]
     if all(same_size(each, 0) for pair in ends for each in pair):
@@ -146,26 +150,26 @@ def pad(
 
 
 def filled_around(builder: Any, node: Any, ends: Sequence[tuple[Any, Any]], value: Any) -> Any:
-    """An array with a number, or a `Value`, around it.
+    """An array with a number, or a `TorchValue`, around it.
 
     torch would ask whether symbolic ends are 0 and fix the answer: there, elements are looked up.
     """
     static = [pair if all(map(is_number, pair)) else (0, 0) for pair in ends]
     around = [int(end) for pair in reversed(static) for end in pair]
-    if any(around) and not isinstance(value, Value):
+    if any(around) and not isinstance(value, TorchValue):
         node = builder("nn.functional.pad", node, around, "constant", value)
     for axis, pair in enumerate(ends):
-        if (static[axis] is pair and not isinstance(value, Value)) or _are_zero(pair):
+        if (static[axis] is pair and not isinstance(value, TorchValue)) or _are_zero(pair):
             continue
         size = builder("ops.aten.sym_size.int", node, axis)
         low, high = builder.sizes.shape(pair)
-        length = builder.whole("add", builder.whole("add", size, low), high)
+        length = builder.add_sizes("add", builder.add_sizes("add", size, low), high)
         places = builder("sub", builder("arange", length, **builder.kind("int64")), low)
-        last = builder.whole("sub", size, 1)
+        last = builder.add_sizes("sub", size, 1)
         found = builder("index_select", node, axis, builder("clamp", places, 0, last))
         inside = builder("logical_and", builder("ge", places, 0), builder("le", places, last))
         inside = builder.reshape(inside, [-1] + [1] * (len(ends) - 1 - axis))
-        filling = builder.node(value) if isinstance(value, Value) else value
+        filling = builder.node(value) if isinstance(value, TorchValue) else value
         node = builder("where", inside, found, filling)
     return node
 
@@ -177,18 +181,18 @@ def _are_zero(pair: tuple[Any, Any]) -> bool:
 # --- windows and lookups ----------------------------------------------------
 
 
-def _known_number(value: Value) -> int | None:
+def _known_number(value: TorchValue) -> int | None:
     return None if value.known is None else int(value.known)
 
 
-def _places(builder: Any, start: Value, size: Any) -> Any:
+def _places(builder: Any, start: TorchValue, size: Any) -> Any:
     """The places of a window, as an array."""
     line = builder.arange(size, np.int64)
     return builder("add", line, builder.cast(builder.node(start), "int64"))
 
 
 @rule("window")
-def window(builder: Any, x: Value, *starts: Value, sizes: Sequence[Any]) -> Any:
+def write_window(builder: Any, x: TorchValue, *starts: TorchValue, sizes: Sequence[Any]) -> Any:
     node = builder.node(x)
     for axis, (start, size) in enumerate(zip(starts, sizes)):
         if same_size(x.shape[axis], size):
@@ -202,12 +206,14 @@ def window(builder: Any, x: Value, *starts: Value, sizes: Sequence[Any]) -> Any:
 
 
 @rule("put_window")
-def put_window(builder: Any, x: Value, update: Value, *starts: Value) -> Any:
+def put_window(builder: Any, x: TorchValue, update: TorchValue, *starts: TorchValue) -> Any:
     axes = [axis for axis in range(x.rank) if not same_size(x.shape[axis], update.shape[axis])]
     return _put(builder, builder.node(x), update, starts, axes)
 
 
-def _put(builder: Any, x: Any, update: Value, starts: Sequence[Value], axes: Sequence[int]) -> Any:
+def _put(
+    builder: Any, x: Any, update: TorchValue, starts: Sequence[TorchValue], axes: Sequence[int]
+) -> Any:
     if not axes:
         return builder.node(update)
     axis, *rest = axes
@@ -219,7 +225,7 @@ def _put(builder: Any, x: Any, update: Value, starts: Sequence[Value], axes: Seq
 
 
 @rule("take")
-def take(builder: Any, x: Value, places: Value, *, axis: int) -> Any:
+def write_take(builder: Any, x: TorchValue, places: TorchValue, *, axis: int) -> Any:
     node = builder.node(x)
     if places.known is not None and not places.rank:
         return builder("select", node, axis, int(places.known))
@@ -232,7 +238,7 @@ def take(builder: Any, x: Value, places: Value, *, axis: int) -> Any:
 
 
 @rule("take_along")
-def take_along(builder: Any, x: Value, places: Value, *, axis: int) -> Any:
+def take_along(builder: Any, x: TorchValue, places: TorchValue, *, axis: int) -> Any:
     index = builder.cast(builder.node(places), "int64")
     return builder("gather", builder.node(x), axis, index)
 
@@ -241,7 +247,9 @@ _REDUCE = {"mul": "prod", "max": "amax", "min": "amin"}
 
 
 @rule("put")
-def put(builder: Any, x: Value, places: Value, rows: Value, *inside: Value, how: str) -> Any:
+def write_put(
+    builder: Any, x: TorchValue, places: TorchValue, rows: TorchValue, *inside: TorchValue, how: str
+) -> Any:
     if x.dtype == np.uint64 and how in ("max", "min"):
         raise NotInTargetError(f"of {x.dtype.name}")
     node, index = builder.node(x), builder.cast(builder.node(places), "int64")
@@ -257,7 +265,7 @@ def put(builder: Any, x: Value, places: Value, rows: Value, *inside: Value, how:
     return builder("narrow", made, 0, 0, builder.sizes.of(x.shape[0])) if inside else made
 
 
-def _put_rows(builder: Any, x: Any, index: Any, rows: Any, how: str, like: Value) -> Any:
+def _put_rows(builder: Any, x: Any, index: Any, rows: Any, how: str, like: TorchValue) -> Any:
     if how == "set":
         return builder("index_put", x, [index], rows)
     if how == "add":
@@ -268,7 +276,7 @@ def _put_rows(builder: Any, x: Any, index: Any, rows: Any, how: str, like: Value
 
 
 @rule("extreme")
-def extreme(builder: Any, x: Value, *, axes: Sequence[int], largest: bool) -> Any:
+def write_extreme(builder: Any, x: TorchValue, *, axes: Sequence[int], largest: bool) -> Any:
     if not len(axes):
         return x
     return builder("amax" if largest else "amin", builder.node(x), [int(each) for each in axes])

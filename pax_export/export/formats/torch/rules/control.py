@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from pax_export._jax import scan_operands
-from pax_export.export.formats.torch.values import Value, rule
+from pax_export.export.formats.torch.values import TorchValue, rule
 from pax_export.export.portable.decompositions.control import is_of_one, is_of_two
 
 
@@ -17,26 +17,30 @@ def _structs(values: Any) -> list[Any]:
 
 
 def _items(builder: Any, found: Any) -> list[Any]:
-    return [builder.item(found, place) for place in range(len(builder.results))]
+    return [builder.take_item(found, place) for place in range(len(builder.results))]
 
 
 @rule("cond", when=is_of_two)
-def cond(builder: Any, which: Value, *operands: Value, branches: Any, **_: object) -> Any:
+def write_cond(
+    builder: Any, which: TorchValue, *operands: TorchValue, branches: Any, **_: object
+) -> Any:
     if which.known is not None:
         return builder.inline(branches[int(which.known > 0)], operands)
     results = list(builder.results)
-    bodies = [builder.body(each, _structs(operands)) for each in branches]
+    bodies = [builder.write_body(each, _structs(operands)) for each in branches]
     builder.results = results
     chosen = builder.node(which)
     chosen = chosen if which.dtype == np.bool_ else builder("gt", chosen, 0)
-    found = builder.part(builder.loops.Branch(*bodies), "cond", chosen, *builder.operands(operands))
+    found = builder.add_part(
+        builder.loops.Branch(*bodies), "cond", chosen, *builder.operands(operands)
+    )
     return _items(builder, found)
 
 
 @rule("while", when=is_of_one)
-def while_(
+def write_while(
     builder: Any,
-    *operands: Value,
+    *operands: TorchValue,
     cond_jaxpr: Any,
     body_jaxpr: Any,
     cond_nconsts: int,
@@ -50,20 +54,20 @@ def while_(
     structs = [*carried, *_structs(held)]
     count = len(carried)
 
-    def going(given: Any) -> Any:
+    def write_condition(given: Any) -> Any:
         return builder.inline(cond_jaxpr, [*given[count : count + cond_nconsts], *given[:count]])
 
-    def step(given: Any) -> Any:
+    def write_step(given: Any) -> Any:
         return builder.inline(body_jaxpr, [*given[count + cond_nconsts :], *given[:count]])
 
-    bodies = [builder.body_of(each, structs) for each in (going, step)]
+    bodies = [builder.body_of(each, structs) for each in (write_condition, write_step)]
     builder.results = results
     loop = builder.loops.While(*bodies, count)
-    return _items(builder, builder.part(loop, "while", *builder.operands([*state, *held])))
+    return _items(builder, builder.add_part(loop, "while", *builder.operands([*state, *held])))
 
 
 @rule("scan")
-def scan(builder: Any, *operands: Value, **told: Any) -> Any:
+def write_scan(builder: Any, *operands: TorchValue, **told: Any) -> Any:
     constants, state, rows = scan_operands(told, operands)
     results = list(builder.results)
     count = len(state)
@@ -71,22 +75,22 @@ def scan(builder: Any, *operands: Value, **told: Any) -> Any:
     pieces = [jax.ShapeDtypeStruct(each.shape[1:], each.dtype) for each in rows]
     structs = [*carried, *pieces, *_structs(constants)]
 
-    def step(given: Any) -> Any:
+    def write_step(given: Any) -> Any:
         first = given[count + len(rows) :]
         return builder.inline(told["jaxpr"], [*first, *given[: count + len(rows)]])
 
-    body = builder.body_of(step, structs)
+    body = builder.body_of(write_step, structs)
     builder.results = results
     length = builder.sizes.of(told["length"])
     stacked = [(builder.sizes.shape(e.shape), builder.kind(e.dtype)) for e in results[count:]]
-    loop = builder.loops.Scan(body, count, len(rows), bool(told["reverse"]))
+    loop = builder.loops.RowLoop(body, count, len(rows), bool(told["reverse"]))
     given = builder.operands([*state, *rows, *constants])
     empty = [builder("empty", shape, **kind) for shape, kind in stacked]
-    return _items(builder, builder.part(loop, "scan", length, tuple(empty), *given))
+    return _items(builder, builder.add_part(loop, "scan", length, tuple(empty), *given))
 
 
 @rule("own_rule")
-def own_rule(builder: Any, *operands: Value, key: int) -> Any:
+def own_rule(builder: Any, *operands: TorchValue, key: int) -> Any:
     """A function with a derivative of its own, see `own_rules.py`.
 
     A module keeps it as a function of autograd. A program of `torch.export` has none: there its
@@ -101,25 +105,25 @@ def own_rule(builder: Any, *operands: Value, key: int) -> Any:
         slopes = builder.write(rule.tangent(), [*fixed, *moves])
         return [builder("add", builder.node(y), _finite(builder, t)) for y, t in zip(made, slopes)]
     structs, outer = _structs(operands), _structs(results)
-    forward = builder.body(rule.forward, structs)
+    forward = builder.write_body(rule.forward, structs)
     backward = builder.body_of(
         lambda given: builder.write(rule.backward(), given), [*structs, *outer]
     )
     builder.results = results
-    loop = builder.loops.OwnRule(forward, backward, rule.floats, len(operands))
-    return _items(builder, builder.part(loop, "own_rule", *builder.operands(operands)))
+    loop = builder.loops.OwnGradient(forward, backward, rule.floats, len(operands))
+    return _items(builder, builder.add_part(loop, "own_rule", *builder.operands(operands)))
 
 
-def _detached(builder: Any, x: Value) -> Value:
-    return Value(builder("detach", builder.node(x)), x.dtype, x.shape)
+def _detached(builder: Any, x: TorchValue) -> TorchValue:
+    return TorchValue(builder("detach", builder.node(x)), x.dtype, x.shape)
 
 
-def _difference(builder: Any, x: Value) -> Value:
+def _difference(builder: Any, x: TorchValue) -> TorchValue:
     node = builder.node(x)
     made = builder("sub", node, builder("detach", node))
-    return Value(builder("where", builder("isfinite", node), made, 0.0), x.dtype, x.shape)
+    return TorchValue(builder("where", builder("isfinite", node), made, 0.0), x.dtype, x.shape)
 
 
-def _finite(builder: Any, x: Value) -> Any:
+def _finite(builder: Any, x: TorchValue) -> Any:
     node = builder.node(x)
     return builder("where", builder("isfinite", node), node, 0.0)

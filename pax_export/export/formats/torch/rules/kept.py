@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pax_export.export.formats.torch.values import Value, is_number, rule
+from pax_export.export.formats.torch.values import TorchValue, is_number, rule
 
 
 @rule("relu")
-def relu(builder: Any, x: Value) -> Any:
+def write_relu(builder: Any, x: TorchValue) -> Any:
     return builder("relu", builder.node(x))
 
 
@@ -17,7 +17,7 @@ rule("relu6")(lambda builder, x: builder("nn.functional.relu6", builder.node(x))
 
 
 @rule("gelu")
-def gelu(builder: Any, x: Value, *, approximate: bool) -> Any:
+def write_gelu(builder: Any, x: TorchValue, *, approximate: bool) -> Any:
     kind = "tanh" if approximate else "none"
     return builder("nn.functional.gelu", builder.node(x), approximate=kind)
 
@@ -28,13 +28,13 @@ rule("log_softmax")(lambda builder, x, *, axis: builder("log_softmax", builder.n
 
 
 @rule("mean")
-def mean(builder: Any, x: Value, *, axes: Sequence[int], keepdims: bool) -> Any:
+def write_mean(builder: Any, x: TorchValue, *, axes: Sequence[int], keepdims: bool) -> Any:
     return builder("mean", builder.node(x), [int(each) for each in axes], keepdims)
 
 
 @rule("layer_norm")
 def layer_norm(
-    builder: Any, x: Value, *vectors: Value, epsilon: float, scaled: bool, shifted: bool
+    builder: Any, x: TorchValue, *vectors: TorchValue, epsilon: float, scaled: bool, shifted: bool
 ) -> Any:
     scale = builder.node(vectors[0]) if scaled else None
     shift = builder.node(vectors[-1]) if shifted else None
@@ -45,7 +45,7 @@ def layer_norm(
 
 
 @rule("rms_norm")
-def rms_norm(builder: Any, x: Value, *scale: Value, epsilon: float) -> Any:
+def rms_norm(builder: Any, x: TorchValue, *scale: TorchValue, epsilon: float) -> Any:
     if any(each.rank != 1 for each in scale):
         return None
     size = [builder.sizes.of(x.shape[-1])]
@@ -54,7 +54,7 @@ def rms_norm(builder: Any, x: Value, *scale: Value, epsilon: float) -> Any:
 
 
 @rule("dft")
-def dft(builder: Any, x: Value) -> Any:
+def write_dft(builder: Any, x: TorchValue) -> Any:
     pairs = builder("view_as_complex", builder.method("contiguous", builder.node(x)))
     return builder("view_as_real", builder("fft.fft", pairs, dim=-1))
 
@@ -62,23 +62,30 @@ def dft(builder: Any, x: Value) -> Any:
 def _gates(builder: Any, array: Any, order: Sequence[int]) -> Any:
     """The blocks of rows of a weight in another order."""
     parts = builder("chunk", array, len(order), 0)
-    return builder("cat", [builder.item(parts, place) for place in order], 0)
+    return builder("cat", [builder.take_item(parts, place) for place in order], 0)
 
 
 def _recurrent(function: str, order: Sequence[int], relu: str = "") -> Callable:
     """A rule for torch's own loop: gates in its order, no batch axis first, one layer."""
 
-    def write(
-        builder: Any, x: Value, w: Value, r: Value, b: Value, *states: Value, reverse: bool,
-        reset_after: bool = True, activation: str = "tanh",
-    ) -> Any:  # fmt: skip
+    def write_loop(
+        builder: Any,
+        x: TorchValue,
+        w: TorchValue,
+        r: TorchValue,
+        b: TorchValue,
+        *states: TorchValue,
+        reverse: bool,
+        reset_after: bool = True,
+        activation: str = "tanh",
+    ) -> Any:
         # torch resets after the product, and its exporter fixes whether a batch is of one.
         if not reset_after or not (builder.live or is_number(states[0].shape[0])):
             return None
         name = {"rnn": f"rnn_{activation}"}.get(function, function)
         weights = [builder("select", builder.node(each), 0, 0) for each in (w, r, b)]
         biases = builder("chunk", weights[2], 2, 0)
-        given = [*weights[:2], *(builder.item(biases, place) for place in (0, 1))]
+        given = [*weights[:2], *(builder.take_item(biases, place) for place in (0, 1))]
         if len(order) > 1:
             given = [_gates(builder, each, order) for each in given]
         node = builder.node(x)
@@ -86,12 +93,12 @@ def _recurrent(function: str, order: Sequence[int], relu: str = "") -> Callable:
         starts = [builder("unsqueeze", builder.node(each), 0) for each in states]
         state = starts if function == "lstm" else starts[0]
         made = builder(name, node, state, given, True, 1, 0.0, False, False, False)
-        outputs = builder.item(made, 0)
+        outputs = builder.take_item(made, 0)
         outputs = builder("flip", outputs, [0]) if reverse else outputs
-        last = [builder.item(made, place + 1) for place in range(len(states))]
+        last = [builder.take_item(made, place + 1) for place in range(len(states))]
         return [outputs, *(builder("select", each, 0, 0) for each in last)]
 
-    return write
+    return write_loop
 
 
 # Ours are input, output, forget, cell; torch's input, forget, cell, output.

@@ -10,14 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from pax_export.export.formats.torch.rules.arrays import filled_around
-from pax_export.export.formats.torch.values import Value, carrier, is_number, rule
+from pax_export.export.formats.torch.values import TorchValue, carrier, is_number, rule
 from pax_export.export.portable import NotInTargetError
 from pax_export.export.portable.decompositions.convolutions import is_plain_convolution
 from pax_export.export.portable.decompositions.windows import is_plain_window, least
 
 
 @rule("dot_general")
-def dot_general(builder: Any, x: Value, y: Value, *, dimension_numbers: Any, **_: object) -> Any:
+def dot_general(
+    builder: Any, x: TorchValue, y: TorchValue, *, dimension_numbers: Any, **_: object
+) -> Any:
     (result,) = builder.results
     kind = carrier(result.dtype)
     if kind == "bool":
@@ -30,7 +32,12 @@ def dot_general(builder: Any, x: Value, y: Value, *, dimension_numbers: Any, **_
 
 
 def product(
-    builder: Any, x: Value, y: Value, dimension_numbers: Any, shape: Sequence[Any], kind: str
+    builder: Any,
+    x: TorchValue,
+    y: TorchValue,
+    dimension_numbers: Any,
+    shape: Sequence[Any],
+    kind: str,
 ) -> Any:
     (x_sum, y_sum), (x_batch, y_batch) = dimension_numbers
     x_free = [axis for axis in range(x.rank) if axis not in (*x_sum, *x_batch)]
@@ -91,8 +98,8 @@ def _is_convolution(equation: Any) -> bool:
 @rule("conv_general_dilated", when=_is_convolution)
 def conv_general_dilated(
     builder: Any,
-    x: Value,
-    kernel: Value,
+    x: TorchValue,
+    kernel: TorchValue,
     *,
     window_strides: Sequence[int],
     padding: Sequence[tuple[Any, Any]],
@@ -185,7 +192,7 @@ def _is_pool(equation: Any) -> bool:
     return is_plain_window(equation) and all(is_number(each) and each == 0 for each in ends)
 
 
-def _window(builder: Any, x: Value, window: Any, value: float) -> tuple[int, Any, list, list]:
+def _window(builder: Any, x: TorchValue, window: Any, value: float) -> tuple[int, Any, list, list]:
     node = filled_around(builder, builder.node(x), window["padding"], value)
     shapes = ([int(each) for each in window[name][2:]]
               for name in ("window_dimensions", "window_strides"))  # fmt: skip
@@ -193,14 +200,14 @@ def _window(builder: Any, x: Value, window: Any, value: float) -> tuple[int, Any
 
 
 @rule("reduce_window_sum", when=_is_pool)
-def sum_pool(builder: Any, x: Value, **window: Any) -> Any:
+def sum_pool(builder: Any, x: TorchValue, **window: Any) -> Any:
     count, node, widths, steps = _window(builder, x, window, 0.0)
     made = builder(f"nn.functional.avg_pool{count}d", node, widths, steps)
     return builder("mul", made, math.prod(widths))
 
 
 @rule("reduce_window_max", when=_is_pool)
-def max_pool(builder: Any, x: Value, **window: Any) -> Any:
+def max_pool(builder: Any, x: TorchValue, **window: Any) -> Any:
     low = float(least(jnp.dtype(x.dtype)))
     count, node, widths, steps = _window(builder, x, window, low)
     return builder(f"nn.functional.max_pool{count}d", node, widths, steps)
@@ -214,17 +221,17 @@ def _is_real(equation: Any) -> bool:
 
 
 @rule("cholesky", when=_is_real)
-def cholesky(builder: Any, x: Value, **_: object) -> Any:
+def write_cholesky(builder: Any, x: TorchValue, **_: object) -> Any:
     found = builder("linalg.cholesky_ex", builder.node(x))
     # jax has NaN for a matrix that is not positive, of which torch leaves a part.
-    bad = builder("ne", builder.item(found, 1), 0)
+    bad = builder("ne", builder.take_item(found, 1), 0)
     bad = builder.unsqueeze(bad, [x.rank - 2, x.rank - 1])
-    return builder("where", bad, float("nan"), builder.item(found, 0))
+    return builder("where", bad, float("nan"), builder.take_item(found, 0))
 
 
 @rule("triangular_solve", when=_is_real)
 def triangular_solve(
-    builder: Any, a: Value, b: Value, *, left_side: bool, lower: bool, transpose_a: bool,
+    builder: Any, a: TorchValue, b: TorchValue, *, left_side: bool, lower: bool, transpose_a: bool,
     conjugate_a: bool, unit_diagonal: bool, **_: object,
 ) -> Any:  # fmt: skip
     matrix, upper = builder.node(a), not lower
@@ -237,32 +244,41 @@ def triangular_solve(
 
 
 @rule("eigh", when=_is_real)
-def eigh(builder: Any, x: Value, *, lower: bool, subset_by_index: Any = None, **_: object) -> Any:
+def write_eigh(
+    builder: Any, x: TorchValue, *, lower: bool, subset_by_index: Any = None, **_: object
+) -> Any:
     size = x.shape[-1]
     if subset_by_index not in (None, (0, size)):
         raise NotInTargetError("of some eigenvalues")
     found = builder("linalg.eigh", builder.node(x), UPLO="L" if lower else "U")
-    return [builder.item(found, 1), builder.item(found, 0)]
+    return [builder.take_item(found, 1), builder.take_item(found, 0)]
 
 
 @rule("svd", when=_is_real)
-def svd(
-    builder: Any, x: Value, *, full_matrices: bool, compute_uv: bool, subset_by_index: Any = None,
+def write_svd(
+    builder: Any,
+    x: TorchValue,
+    *,
+    full_matrices: bool,
+    compute_uv: bool,
+    subset_by_index: Any = None,
     **_: object,
-) -> Any:  # fmt: skip
+) -> Any:
     if subset_by_index is not None and subset_by_index != (0, min(x.shape[-2:])):
         raise NotInTargetError("of some singular values")
     if not compute_uv:
         return [builder("linalg.svdvals", builder.node(x))]
     found = builder("linalg.svd", builder.node(x), full_matrices=full_matrices)
-    u, s, v = (builder.item(found, place) for place in range(3))
+    u, s, v = (builder.take_item(found, place) for place in range(3))
     return [s, u, v]
 
 
 @rule("qr", when=_is_real)
-def qr(builder: Any, x: Value, *, full_matrices: bool, pivoting: bool = False, **_: object) -> Any:
+def write_qr(
+    builder: Any, x: TorchValue, *, full_matrices: bool, pivoting: bool = False, **_: object
+) -> Any:
     if pivoting:
         raise NotInTargetError("with pivoting")
     mode = "complete" if full_matrices else "reduced"
     found = builder("linalg.qr", builder.node(x), mode)
-    return [builder.item(found, place) for place in range(2)]
+    return [builder.take_item(found, place) for place in range(2)]
