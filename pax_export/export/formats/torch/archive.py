@@ -25,7 +25,7 @@ from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.programs import Program
 
 
-def write(
+def write_archive(
     module: TorchModule, programs: Sequence[Program], methods: Mapping[str, Any], place: Path
 ) -> None:
     made = {}

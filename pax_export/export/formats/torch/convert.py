@@ -12,7 +12,7 @@ import numpy as np
 
 from pax_export._errors import UnsupportedOperationError
 from pax_export.export.formats.torch import loops, rules
-from pax_export.export.formats.torch.graph import TorchGraph, prune
+from pax_export.export.formats.torch.graph import TorchGraph, prune_graph
 from pax_export.export.formats.torch.module import TorchMethod, TorchModule, argument_names
 from pax_export.export.formats.torch.own_rules import OwnRule, with_own_rules
 from pax_export.export.formats.torch.run import from_numpy
@@ -43,7 +43,7 @@ def make_module(
     name: str, programs: Sequence[Program], store: Store, trainable: bool, live: bool
 ) -> tuple[TorchModule, dict[str, tuple[str, ...]]]:
     """The module of a model with a method for each program, and notes for the report by key."""
-    module = TorchModule.named(name)
+    module = TorchModule.of_name(name)
     notes: dict[str, tuple[str, ...]] = {}
     for program in programs:
         own: list[OwnRule] = []
@@ -53,7 +53,7 @@ def make_module(
             program = dataclasses.replace(program, traced=traced)
         writer = _Writer(module, program, store, own, live)
         read = partial(portable_program, program, store)
-        method, portable = written_fast(read, PassOptions(fold=not trainable), writer.method)
+        method, portable = written_fast(read, PassOptions(fold=not trainable), writer.write_method)
         module.add_method(method)
         notes[program.key] = portable.notes
     module.add_unread(
@@ -91,10 +91,10 @@ class _Writer:
         }
         self._read: dict[str, Any] = {}  # the nodes of weights
 
-    def method(self, portable: PortableProgram) -> TorchMethod:
+    def write_method(self, portable: PortableProgram) -> TorchMethod:
         builder, program = self._builder, self._program
         try:
-            with builder.graph(self._module) as frame:
+            with builder.new_graph(self._module) as frame:
                 names = argument_names(program.inputs.structure())
                 held = [
                     frame.graph.placeholder(re.sub(r"\W|^(?=\d)", "_", each.name or "literal"))
@@ -109,7 +109,7 @@ class _Writer:
                     values.extend(self._weight(node, weight))
                 anchors = [*inputs, *(n for n, p in zip(held, places) if p)]
                 of_weights = [w.array for w, p in zip(portable.weights, places) if p]
-                builder.begin(anchors, [*structs, *of_weights])
+                builder.begin_graph(anchors, [*structs, *of_weights])
                 taken = [self._taken(n, s) for n, s in zip(inputs, structs)]
                 found = self._write(portable.program, [*values, *taken])
                 outputs = dict(zip(program.output_names, found))
@@ -118,7 +118,7 @@ class _Writer:
                     program.output_structure, lambda name: self._given(outputs[name], results[name])
                 )
                 frame.graph.output(made)
-                prune(frame.graph)
+                prune_graph(frame.graph)
                 keep = []
                 for node, place in zip(held, places):
                     if node.users:
@@ -172,7 +172,7 @@ class _Writer:
     def _weight(self, node: Any, weight: Any) -> list[TorchValue]:
         builder = self._builder
         if not weight.name:
-            return [builder.literal(part) for part in in_parts(weight.array)]
+            return [builder.literal_of(part) for part in in_parts(weight.array)]
         array = weight.array
         dtype = np.dtype(array.dtype)
         if dtype.kind == "c":
@@ -190,17 +190,17 @@ class _Writer:
         return TorchValue(node, dtype, tuple(struct.shape))
 
     def _from_stored(self, node: Any, dtype: np.dtype) -> Any:
-        return self._builder.cast(node, carrier(dtype))
+        return self._builder.cast_to(node, carrier(dtype))
 
     def _given(self, value: TorchValue, struct: Any) -> Any:
         """An output in its own dtype; torch would return a number for a literal."""
-        node, dtype = self._builder.node(value), np.dtype(struct.dtype)
+        node, dtype = self._builder.node_of(value), np.dtype(struct.dtype)
         if dtype.name in ("int4", "uint4", "int2", "uint2"):
-            return self._builder.cast(node, "int8")
-        return self._builder.cast(node, dtype.name) if is_wrapped(dtype) else node
+            return self._builder.cast_to(node, "int8")
+        return self._builder.cast_to(node, dtype.name) if is_wrapped(dtype) else node
 
     def _constant(self, value: Any) -> TorchValue:
-        return self._builder.literal(value)
+        return self._builder.literal_of(value)
 
     def _by_rule(
         self, rule: Rule, equation: Any, operands: Sequence[Any]
@@ -211,7 +211,7 @@ class _Writer:
         builder.results = results
         if _is_known(equation, operands, results):
             given = [x.known.astype(x.dtype) for x in operands]
-            return [builder.literal(np.asarray(e)) for e in computed_equation(equation, given)]
+            return [builder.literal_of(np.asarray(e)) for e in computed_equation(equation, given)]
         rounds = builder.operation not in EXACT
         made = rule.function(builder, *operands, **told)
         return None if made is None else self._values(made, results, rounds)
@@ -224,7 +224,7 @@ class _Writer:
             if isinstance(each, TorchValue):
                 values.append(dataclasses.replace(each, **shaped))
             else:
-                node = self._builder.fit(each, result.dtype) if rounds else each
+                node = self._builder.fit_to(each, result.dtype) if rounds else each
                 values.append(TorchValue(node, **shaped))
         return values
 

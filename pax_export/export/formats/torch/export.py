@@ -142,16 +142,16 @@ def as_torch(
         exportable, programs = exporter.trace(request)
         refuse_changes(exportable, programs, state, updates=False)
         contents = exporter.lower(exportable, programs, request)
-        module, _ = contents.module()
+        module, _ = contents.make_module()
         if validate:
             budget = Budget(probes="all" if validate == "full" else "few")
             modules = {each.key: getattr(module, each.key, module) for each in programs}
-            told = contents.methods()
+            told = contents.nested_methods()
 
-            def here(_: str, cases: Any) -> list[Any]:
+            def run_here(_: str, cases: Any) -> list[Any]:
                 return run_modules(_Named(modules, module), told, cases)
 
-            validated_calls(TORCH, Path(), contents.cases(budget), False, 1.0, here)
+            validated_calls(TORCH, Path(), contents.cases(budget), False, 1.0, run_here)
         return module
     except PaxError as error:
         name_modules(error, exporter, request)
@@ -217,11 +217,11 @@ class TorchContents(ProgramContents):
     live: bool
     notes: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
-    def module(self) -> tuple[Any, dict[str, tuple[str, ...]]]:
+    def make_module(self) -> tuple[Any, dict[str, tuple[str, ...]]]:
         convert = importlib.import_module("pax_export.export.formats.torch.convert")
         return convert.make_module(self.name, self.programs, self.store, self.trainable, self.live)
 
-    def methods(self) -> dict[str, Any]:
+    def nested_methods(self) -> dict[str, Any]:
         """How arguments and outputs of each method are nested; the first is the archive's own."""
         first = self.programs[0].key
         return {
@@ -234,9 +234,9 @@ class TorchContents(ProgramContents):
         }
 
     def write(self, place: Path) -> dict[str, tuple[str, ...]]:
-        module, notes = self.module()
+        module, notes = self.make_module()
         archive = importlib.import_module("pax_export.export.formats.torch.archive")
-        archive.write(module, self.programs, self.methods(), place)
+        archive.write_archive(module, self.programs, self.nested_methods(), place)
         return notes
 
     def cases(self, budget: Budget) -> Iterator[Case]:

@@ -27,7 +27,7 @@ from pax_export.export.formats.torch.values import (
 Inline = Callable[[Any, Sequence[TorchValue]], list[TorchValue]]
 
 
-class Frame:
+class TorchFrame:
     """One graph with the module that holds its constants and the bodies of its loops."""
 
     def __init__(self, holder: torch.nn.Module):
@@ -47,7 +47,7 @@ def torch_function(name: str) -> Any:
     return functools.reduce(getattr, name.split("."), torch)
 
 
-def prune(graph: torch.fx.Graph) -> None:
+def prune_graph(graph: torch.fx.Graph) -> None:
     """Removes calls whose results nothing reads; none of ours has another effect."""
     for node in reversed(graph.nodes):
         if not node.users and node.op not in ("placeholder", "output"):
@@ -66,11 +66,11 @@ class TorchGraph:
         self.operation = ""  # what is being written
         self.results: Sequence[Any] = ()  # its shapes and dtypes
         self.variables: tuple[str, ...] = ()  # the symbolic sizes of the program
-        self._frames: list[Frame] = []
+        self._frames: list[TorchFrame] = []
         self._count = 0
 
     @property
-    def frame(self) -> Frame:
+    def frame(self) -> TorchFrame:
         return self._frames[-1]
 
     @property
@@ -82,9 +82,9 @@ class TorchGraph:
             torch_function(function), *self._given(operands, options)
         )
 
-    def method(self, name: str, *operands: Any, **options: Any) -> Any:
+    def add_method_call(self, name: str, *operands: Any, **options: Any) -> Any:
         """Adds a call of a method of the first operand."""
-        first = self.node(operands[0]) if isinstance(operands[0], TorchValue) else operands[0]
+        first = self.node_of(operands[0]) if isinstance(operands[0], TorchValue) else operands[0]
         return self.frame.graph.call_method(name, *self._given((first, *operands[1:]), options))
 
     def add_sizes(self, operation: str, left: Any, right: Any) -> Any:
@@ -114,23 +114,23 @@ class TorchGraph:
     def _operand(self, operand: Any) -> Any:
         if isinstance(operand, TorchValue):
             is_scalar = operand.known is not None and not operand.rank
-            return operand.number if is_scalar else self.node(operand)
+            return operand.number if is_scalar else self.node_of(operand)
         if isinstance(operand, (list, tuple)):
             return type(operand)(map(self._operand, operand))
         return int(operand) if isinstance(operand, np.integer) else operand
 
     # Nodes.
 
-    def node(self, value: Any) -> Any:
+    def node_of(self, value: Any) -> Any:
         """The node of an operand; that of a literal is made."""
         if not isinstance(value, TorchValue):
             return value
         if value.node is not None:
             return value.node
         assert value.known is not None
-        return self.constant(value.known)
+        return self.constant_of(value.known)
 
-    def constant(self, array: np.ndarray) -> Any:
+    def constant_of(self, array: np.ndarray) -> Any:
         """The node of an array; equal ones are stored once."""
         key = (array.dtype.name, array.shape, array.tobytes())
         if key not in self.frame.constants:
@@ -139,40 +139,40 @@ class TorchGraph:
 
     def _constant(self, array: np.ndarray) -> Any:
         if not array.ndim:
-            return self("full", [], array.item(), **self.kind(array.dtype))
+            return self("full", [], array.item(), **self.kind_of(array.dtype))
         name = self._free("constant")
         self.frame.holder.register_buffer(name, from_numpy(array), persistent=False)
         return self.frame.graph.get_attr(name)
 
-    def kind(self, dtype: Any) -> dict[str, Any]:
+    def kind_of(self, dtype: Any) -> dict[str, Any]:
         """The options of a function that makes a tensor: in the carrier of a dtype."""
         placed = {} if self.frame.device is None else {"device": self.frame.device}
-        return {"dtype": self.dtype(carrier(dtype)), **placed}
+        return {"dtype": self.dtype_of(carrier(dtype)), **placed}
 
-    def dtype(self, name: Any) -> torch.dtype:
+    def dtype_of(self, name: Any) -> torch.dtype:
         """The dtype of torch with the name of a dtype."""
         return getattr(torch, np.dtype(name).name if not isinstance(name, str) else name)
 
-    def literal(self, value: Any) -> TorchValue:
+    def literal_of(self, value: Any) -> TorchValue:
         dtype = jax.numpy.result_type(value)
         array = in_carrier(np.asarray(value).astype(dtype))
         return TorchValue(None, np.dtype(dtype), array.shape, array)
 
-    def cast(self, operand: Any, dtype: Any) -> Any:
+    def cast_to(self, operand: Any, dtype: Any) -> Any:
         """An operand in a dtype of torch."""
         if isinstance(operand, TorchValue):
             if operand.carrier == np.dtype(dtype).name:
-                return self.node(operand)
-            operand = self.node(operand)
-        return self.method("to", operand, self.dtype(dtype))
+                return self.node_of(operand)
+            operand = self.node_of(operand)
+        return self.add_method_call("to", operand, self.dtype_of(dtype))
 
-    def fit(self, node: Any, dtype: Any) -> Any:
+    def fit_to(self, node: Any, dtype: Any) -> Any:
         """Rounds or wraps computed numbers to a dtype."""
         dtype = np.dtype(dtype)
         if not is_wrapped(dtype) or dtype == np.uint64:
             return node
         if is_rounded_by_torch(dtype):
-            return self.cast(self.cast(node, dtype), "float32")
+            return self.cast_to(self.cast_to(node, dtype), "float32")
         bits = jax.numpy.iinfo(dtype).bits
         low = int(jax.numpy.iinfo(dtype).min)
         if not low:
@@ -182,29 +182,29 @@ class TorchGraph:
 
     # Shapes.
 
-    def reshape(self, x: Any, shape: Sequence[Any]) -> Any:
-        return self.method("reshape", self.node(x), self.sizes.shape(shape))
+    def reshape_to(self, x: Any, shape: Sequence[Any]) -> Any:
+        return self.add_method_call("reshape", self.node_of(x), self.sizes.shape(shape))
 
-    def transpose(self, x: Any, order: Sequence[int]) -> Any:
+    def transpose_axes(self, x: Any, order: Sequence[int]) -> Any:
         order = [int(axis) for axis in order]
         if order == list(range(len(order))):
-            return self.node(x)
-        return self.method("permute", self.node(x), order)
+            return self.node_of(x)
+        return self.add_method_call("permute", self.node_of(x), order)
 
-    def unsqueeze(self, x: Any, axes: Sequence[int]) -> Any:
+    def add_axes(self, x: Any, axes: Sequence[int]) -> Any:
         """Adds axes of size 1 at these places of the result, which are in order."""
-        x = self.node(x)
+        x = self.node_of(x)
         for axis in axes:
             x = self("unsqueeze", x, int(axis))
         return x
 
-    def expand(self, x: Any, shape: Sequence[Any]) -> Any:
-        return self.method("expand", self.node(x), self.sizes.shape(shape))
+    def expand_to(self, x: Any, shape: Sequence[Any]) -> Any:
+        return self.add_method_call("expand", self.node_of(x), self.sizes.shape(shape))
 
-    def arange(self, size: Any, dtype: Any) -> Any:
-        return self("arange", self.sizes.of(size), **self.kind(dtype))
+    def arange_of(self, size: Any, dtype: Any) -> Any:
+        return self("arange", self.sizes.of(size), **self.kind_of(dtype))
 
-    def spread(self, *operands: TorchValue) -> list[Any]:
+    def spread_thin(self, *operands: TorchValue) -> list[Any]:
         """Operands that broadcast together, unbroadcast where possible; at most one a number."""
         axes = [wide_axes(each) for each in operands]
         covered = set().union(*(at for each, at in zip(operands, axes) if each.thin is None))
@@ -218,32 +218,32 @@ class TorchGraph:
     def spread_tensors(self, *operands: TorchValue) -> list[Any]:
         """The same, without numbers."""
         return [
-            self.node(each) if isinstance(node, (bool, int, float)) else node
-            for each, node in zip(operands, self.spread(*operands))
+            self.node_of(each) if isinstance(node, (bool, int, float)) else node
+            for each, node in zip(operands, self.spread_thin(*operands))
         ]
 
     # Bodies.
 
     @contextmanager
-    def graph(self, holder: torch.nn.Module) -> Any:
+    def new_graph(self, holder: torch.nn.Module) -> Any:
         """Calls that are written in the block belong to a graph of their own."""
-        self._frames.append(frame := Frame(holder))
+        self._frames.append(frame := TorchFrame(holder))
         try:
             yield frame
         finally:
             self._frames.pop()
 
-    def begin(self, nodes: Sequence[Any], structs: Sequence[Any]) -> None:
+    def begin_graph(self, nodes: Sequence[Any], structs: Sequence[Any]) -> None:
         """Reads the device and the sizes of the operands of a graph."""
         if nodes:
             self.frame.device = self.frame.graph.call_function(getattr, (nodes[0], "device"))
-        self.sizes.learn((node, each.shape) for node, each in zip(nodes, structs))
+        self.sizes.read_variables((node, each.shape) for node, each in zip(nodes, structs))
 
     def size_table(self) -> Any:
         """An array without elements that has all symbolic sizes, for bodies to read them."""
         if self.frame.table is None:
             sizes = [self.sizes.variables[name] for name in self.variables]
-            kind = self.kind(np.float32)
+            kind = self.kind_of(np.float32)
             self.frame.table = self("empty", [*sizes, 0], **kind)
         return self.frame.table
 
@@ -255,28 +255,30 @@ class TorchGraph:
         self, write: Callable[[list[TorchValue]], Sequence[TorchValue]], structs: Sequence[Any]
     ) -> torch.fx.GraphModule:
         holder = torch.nn.Module()
-        with self.graph(holder) as frame:
+        with self.new_graph(holder) as frame:
             nodes = [frame.graph.placeholder(f"x{number}") for number in range(len(structs))]
             like = list(structs)
             if self.variables:
                 frame.table = frame.graph.placeholder("sizes")
                 like.append(_TableShape((*self.variables, 0)))
-            self.begin([*nodes, *([frame.table] if self.variables else [])], like)
+            self.begin_graph([*nodes, *([frame.table] if self.variables else [])], like)
             given = [
                 TorchValue(node, np.dtype(s.dtype), tuple(s.shape))
                 for node, s in zip(nodes, structs)
             ]
             # A result that is an operand is a copy: torch's loops take no aliases.
-            frame.graph.output(tuple(self._fresh(self.node(each), nodes) for each in write(given)))
-            prune(frame.graph)
+            frame.graph.output(
+                tuple(self._fresh(self.node_of(each), nodes) for each in write(given))
+            )
+            prune_graph(frame.graph)
             return torch.fx.GraphModule(holder, frame.graph)
 
     def _fresh(self, node: Any, operands: Sequence[Any]) -> Any:
-        return self.method("clone", node) if node in operands else node
+        return self.add_method_call("clone", node) if node in operands else node
 
-    def operands(self, values: Sequence[TorchValue]) -> list[Any]:
+    def operands_of(self, values: Sequence[TorchValue]) -> list[Any]:
         """The nodes for the operands of a body."""
-        return [*map(self.node, values), *([self.size_table()] if self.variables else [])]
+        return [*map(self.node_of, values), *([self.size_table()] if self.variables else [])]
 
 
 class _TableShape:

@@ -41,10 +41,10 @@ class While(torch.nn.Module):
         if _is_exporting():
             loop = torch.ops.higher_order.while_loop
 
-            def going(*given: Any) -> Any:
+            def is_going(*given: Any) -> Any:
                 return self.going(*given)[0]
 
-            return tuple(loop(going, self.step, state, held))
+            return tuple(loop(is_going, self.step, state, held))
         while bool(self.going(*state, *held)[0]):
             state = self.step(*state, *held)
         return state
@@ -81,13 +81,13 @@ class RowLoop(torch.nn.Module):
         turned = [each.flip(0) if self.reverse else each.clone() for each in rows]
         some = turned or [torch.zeros((length,), dtype=torch.int64)]  # torch counts by rows
 
-        def step(*given: Any) -> Any:
+        def step_rows(*given: Any) -> Any:
             now, pieces = given[: self.count], given[self.count : self.count + len(rows)]
             rest = given[self.count + len(some) :]
             return [each.clone() for each in self.step(*now, *pieces, *rest)]
 
         loop = torch.ops.higher_order.scan
-        found = loop(step, [each.clone() for each in state], some, tuple(held))
+        found = loop(step_rows, [each.clone() for each in state], some, tuple(held))
         stacked = found[self.count :]
         stacked = [each.flip(0) for each in stacked] if self.reverse else stacked
         return (*found[: self.count], *stacked)

@@ -49,7 +49,7 @@ class TorchModule(TorchPart):
         self._methods: dict[str, tuple[Callable, list[tuple[Any, str]], str, Callable]] = {}
 
     @staticmethod
-    def named(name: str) -> TorchModule:
+    def of_name(name: str) -> TorchModule:
         """An empty module whose class has a name, and will have the methods."""
         return type(name, (TorchModule,), {})()
 

@@ -35,14 +35,14 @@ class OwnRule(NamedTuple):
     forward: Any
     floats: tuple[int, ...]
 
-    def backward(self) -> Any:
+    def backward_program(self) -> Any:
         """The program of operands and cotangents of results to cotangents of floats."""
         back = _pull_back(self.equation, _call(self.equation))
         count = len(self.equation.invars)
         structs = [*map(_struct_of, self.equation.invars), *map(_struct_of, self.equation.outvars)]
         return jax.make_jaxpr(lambda *xs: back(xs[:count], xs[count:]))(*structs)
 
-    def tangent(self) -> Any:
+    def tangent_program(self) -> Any:
         """The program of operands and tangents of floats to tangents of results."""
         operands, results = self.equation.invars, self.equation.outvars
         structs = [*map(_struct_of, operands), *(_struct_of(operands[p]) for p in self.floats)]

@@ -24,7 +24,7 @@ class TorchSizes:
         self.variables: dict[str, Any] = {}
         self._written: dict[str, Any] = {}
 
-    def learn(self, inputs: Iterable[tuple[Any, Sequence[Any]]]) -> None:
+    def read_variables(self, inputs: Iterable[tuple[Any, Sequence[Any]]]) -> None:
         """Reads the variables from the shapes of inputs, given by node."""
         size_of = self._functions("ops.aten.sym_size.int")
         sizes = [

@@ -16,11 +16,11 @@ from pax_export.export.portable.decompositions.elementary import to_even
 
 def _binary(function: str) -> Callable:
     def write_call(builder: Any, x: TorchValue, y: TorchValue, **_: object) -> Any:
-        left, right = builder.spread(x, y)
+        left, right = builder.spread_thin(x, y)
         if isinstance(left, (bool, int, float)):  # torch takes a number second
-            left = builder.node(x)
+            left = builder.node_of(x)
         if isinstance(right, float) and not x.is_float:
-            right = builder.node(y)
+            right = builder.node_of(y)
         return builder(function, left, right)
 
     return write_call
@@ -57,10 +57,10 @@ def _quotient(builder: Any, x: TorchValue, left: Any, right: Any) -> Any:
 def _unsigned_quotient(builder: Any, x: Any, y: Any) -> Any:
     """Twice the quotient of the half, which fits int64, plus one if the remainder requires it."""
 
-    def reaches(left: Any, right: Any) -> Any:
+    def is_reached(left: Any, right: Any) -> Any:
         first = np.iinfo(np.int64).min
         both = [builder("bitwise_xor", each, int(first)) for each in (left, right)]
-        return builder.cast(builder("ge", *both), "int64")
+        return builder.cast_to(builder("ge", *both), "int64")
 
     large, none = builder("lt", y, 0), builder("eq", y, 0)
     safe = builder("where", builder("logical_or", large, none), 1, y)
@@ -68,8 +68,8 @@ def _unsigned_quotient(builder: Any, x: Any, y: Any) -> Any:
     half = builder("div", half, safe, rounding_mode="trunc")
     quotient = builder("mul", half, 2)
     rest = builder("sub", x, builder("mul", quotient, safe))
-    quotient = builder("add", quotient, reaches(rest, safe))
-    quotient = builder("where", large, reaches(x, y), quotient)
+    quotient = builder("add", quotient, is_reached(rest, safe))
+    quotient = builder("where", large, is_reached(x, y), quotient)
     return builder("where", none, -1, quotient)
 
 
@@ -99,46 +99,46 @@ def write_clamp(builder: Any, low: TorchValue, x: TorchValue, high: TorchValue) 
     """As jax: the derivative at the ends is 0, and NaN stays."""
     if x.dtype.kind == "u" and x.dtype.itemsize > 2:
         raise NotInTargetError(f"of {x.dtype.name}")
-    ends = builder.node(low), builder.node(high)
+    ends = builder.node_of(low), builder.node_of(high)
     if not x.is_float:
-        return builder("minimum", builder("maximum", builder.node(x), ends[0]), ends[1])
-    node = builder.node(x)
+        return builder("minimum", builder("maximum", builder.node_of(x), ends[0]), ends[1])
+    node = builder.node_of(x)
     above = builder("where", builder("le", node, ends[0]), ends[0], node)
     return builder("where", builder("ge", above, ends[1]), ends[1], above)
 
 
 @rule("select_n", when=is_choice)
 def select_n(builder: Any, which: TorchValue, no: TorchValue, yes: TorchValue) -> Any:
-    condition, left, right = builder.spread(which, no, yes)
+    condition, left, right = builder.spread_thin(which, no, yes)
     if isinstance(condition, bool):
         return (no, yes)[condition]
     if isinstance(left, (bool, int, float)) and isinstance(right, (bool, int, float)):
-        left, right = builder.node(no), builder.node(yes)
+        left, right = builder.node_of(no), builder.node_of(yes)
     numbers = (bool, int, float)
     if isinstance(left, numbers) or isinstance(right, numbers):
         # A number has no dtype of its own, and would change that of a small one.
-        left, right = builder.node(no), builder.node(yes)
+        left, right = builder.node_of(no), builder.node_of(yes)
     return builder("where", condition, right, left)
 
 
-rule("abs")(lambda builder, x: x if x.dtype.kind == "u" else builder("abs", builder.node(x)))
+rule("abs")(lambda builder, x: x if x.dtype.kind == "u" else builder("abs", builder.node_of(x)))
 rule("not")(
     lambda builder, x: builder(
-        "logical_not" if x.dtype == np.bool_ else "bitwise_not", builder.node(x)
+        "logical_not" if x.dtype == np.bool_ else "bitwise_not", builder.node_of(x)
     )
 )
 
 
 @rule("sign")
 def write_sign(builder: Any, x: TorchValue) -> Any:
-    node = builder.node(x)
+    node = builder.node_of(x)
     if x.dtype.kind == "u":
-        return builder.cast(builder("ne", node, 0), x.carrier)
+        return builder.cast_to(builder("ne", node, 0), x.carrier)
     if not x.is_float:
         return builder("sign", node)
     # torch has 0 for NaN, and no sign of zero.
     same = builder("logical_or", builder("isnan", node), builder("eq", node, 0))
-    return builder("where", same, builder.method("detach", node), builder("sign", node))
+    return builder("where", same, builder.add_method_call("detach", node), builder("sign", node))
 
 
 for _name, _function in {"and": "and", "or": "or", "xor": "xor"}.items():
@@ -150,7 +150,7 @@ for _name, _function in {"and": "and", "or": "or", "xor": "xor"}.items():
 
 
 def _direct(function: str) -> Callable:
-    return lambda builder, x, **_: builder(function, builder.node(x))
+    return lambda builder, x, **_: builder(function, builder.node_of(x))
 
 
 for _names, _function in {
@@ -172,7 +172,7 @@ rule("nextafter")(lambda builder, x, y: builder("nextafter", *builder.spread_ten
 def integer_pow(builder: Any, x: TorchValue, *, y: int, **_: object) -> Any:
     if not x.is_float and y < 0:
         raise NotInTargetError("of an integer to a negative power")
-    return builder("pow", builder.node(x), y)
+    return builder("pow", builder.node_of(x), y)
 
 
 # --- bits -------------------------------------------------------------------
@@ -184,7 +184,7 @@ def _bits(dtype: Any) -> int:
 
 def _unsigned(builder: Any, node: Any, dtype: Any) -> Any:
     """Integers as int64 with the same low bits, and zeros above."""
-    wide = builder.cast(node, "int64")
+    wide = builder.cast_to(node, "int64")
     bits = _bits(dtype)
     return wide if bits == 64 else builder("bitwise_and", wide, (1 << bits) - 1)
 
@@ -194,18 +194,18 @@ def wrap_integer(builder: Any, wide: Any, dtype: Any) -> Any:
     dtype = np.dtype(dtype)
     if dtype.name in ("uint32", "uint16"):
         wide = builder("bitwise_and", wide, (1 << _bits(dtype)) - 1)
-    return builder.fit(builder.cast(wide, carrier(dtype)), dtype)
+    return builder.fit_to(builder.cast_to(wide, carrier(dtype)), dtype)
 
 
 def _shift(direction: str) -> Callable:
     def write_call(builder: Any, x: TorchValue, y: TorchValue) -> Any:
         left, right = builder.spread_tensors(x, y)
         bits = _bits(x.dtype)
-        wide = builder.cast(right, "int64")
+        wide = builder.cast_to(right, "int64")
         beyond = builder("logical_or", builder("lt", wide, 0), builder("ge", wide, bits))
         by = builder("where", beyond, 0, wide)
         if direction == "left":
-            given = builder.cast(left, "int64")
+            given = builder.cast_to(left, "int64")
             made = builder("bitwise_left_shift", given, by)
         else:
             given = _unsigned(builder, left, x.dtype)
@@ -227,7 +227,7 @@ rule("shift_right_logical")(_shift("right"))
 def shift_right_arithmetic(builder: Any, x: TorchValue, y: TorchValue) -> Any:
     left, right = builder.spread_tensors(x, y)
     bits = _bits(x.dtype)
-    wide, by = builder.cast(left, "int64"), builder.cast(right, "int64")
+    wide, by = builder.cast_to(left, "int64"), builder.cast_to(right, "int64")
     if x.dtype.kind == "u" and bits < 64:
         top = 1 << (bits - 1)
         wide = builder("sub", builder("bitwise_xor", wide, top), top)
@@ -243,21 +243,21 @@ def bitcast_convert_type(builder: Any, x: TorchValue, *, new_dtype: Any) -> Any:
         return x
     if before.itemsize != after.itemsize or np.bool_ in (before, after) or _is_tiny(before, after):
         raise NotInTargetError(f"from {before.name} to {after.name}")
-    node, signed = builder.node(x), f"int{8 * before.itemsize}"
+    node, signed = builder.node_of(x), f"int{8 * before.itemsize}"
     # Of floats the bits, of others the integer of the same bits.
     if x.is_float:
-        stored = builder.cast(node, before) if x.carrier != before.name else node
-        whole = builder.method("view", stored, builder.dtype(signed))
+        stored = builder.cast_to(node, before) if x.carrier != before.name else node
+        whole = builder.add_method_call("view", stored, builder.dtype_of(signed))
     else:
-        whole = builder.cast(node, signed)
+        whole = builder.cast_to(node, signed)
     if after.kind in "iu":
         return (
             _unsigned(builder, whole, after)
             if after.name == "uint32"
-            else (wrap_integer(builder, builder.cast(whole, "int64"), after))
+            else (wrap_integer(builder, builder.cast_to(whole, "int64"), after))
         )
-    made = builder.method("view", whole, builder.dtype(after))
-    return builder.cast(made, carrier(after)) if carrier(after) != after.name else made
+    made = builder.add_method_call("view", whole, builder.dtype_of(after))
+    return builder.cast_to(made, carrier(after)) if carrier(after) != after.name else made
 
 
 def _is_tiny(*dtypes: Any) -> bool:
@@ -272,7 +272,7 @@ def convert_element_type(builder: Any, x: TorchValue, *, new_dtype: Any, **_: ob
     dtype = np.dtype(new_dtype)
     if dtype == x.dtype:
         return x
-    node = x.node if x.node is not None else builder.node(x)
+    node = x.node if x.node is not None else builder.node_of(x)
     if dtype == np.bool_:
         return builder("ne", node, 0)
     if x.is_float and "float" not in carrier(dtype):
@@ -281,43 +281,43 @@ def convert_element_type(builder: Any, x: TorchValue, *, new_dtype: Any, **_: ob
         if x.dtype == np.uint64:
             half = builder("bitwise_and", builder("bitwise_right_shift", node, 1), (1 << 63) - 1)
             half = builder("bitwise_or", half, builder("bitwise_and", node, 1))
-            large = builder("mul", builder.cast(half, carrier(dtype)), 2)
-            small = builder.cast(node, carrier(dtype))
+            large = builder("mul", builder.cast_to(half, carrier(dtype)), 2)
+            small = builder.cast_to(node, carrier(dtype))
             node = builder("where", builder("lt", node, 0), large, small)
-        return builder.fit(builder.cast(node, carrier(dtype)), dtype)
-    return wrap_integer(builder, builder.cast(node, "int64"), dtype)
+        return builder.fit_to(builder.cast_to(node, carrier(dtype)), dtype)
+    return wrap_integer(builder, builder.cast_to(node, "int64"), dtype)
 
 
 def _to_integers(builder: Any, x: TorchValue, node: Any, dtype: np.dtype) -> Any:
     """Numbers beyond the ends become the ends, and NaN becomes 0."""
     limits = jax.numpy.iinfo(dtype)
-    wide = builder.cast(node, "float64")
+    wide = builder.cast_to(node, "float64")
     wide = builder("nan_to_num", builder("trunc", wide), 0.0, float("inf"), float("-inf"))
     low, high = float(limits.min), float(limits.max)
     if limits.bits < 64:
-        return builder.cast(builder("clamp", wide, low, high), carrier(dtype))
+        return builder.cast_to(builder("clamp", wide, low, high), carrier(dtype))
     top = 2.0 ** (64 - (limits.min < 0))
     beyond = builder("ge", wide, top)
     inside = builder("clamp", wide, low, float(np.nextafter(top, 0)))
     if limits.min == 0:  # the bits of those that int64 does not hold
         large = builder("ge", inside, 2.0**63)
         inside = builder("where", large, builder("sub", inside, 2.0**64), inside)
-    whole = builder.cast(inside, "int64")
+    whole = builder.cast_to(inside, "int64")
     return builder("where", beyond, -1 if limits.min == 0 else int(limits.max), whole)
 
 
 @rule("reduce_precision")
 def reduce_precision(builder: Any, x: TorchValue, *, exponent_bits: int, mantissa_bits: int) -> Any:
-    node = builder.node(x)
+    node = builder.node_of(x)
     if (exponent_bits, mantissa_bits) == (8, 7):
-        return builder.cast(builder.cast(node, "bfloat16"), x.carrier)
+        return builder.cast_to(builder.cast_to(node, "bfloat16"), x.carrier)
     if (exponent_bits, mantissa_bits) == (5, 10):
-        rounded = builder.cast(builder.cast(node, "float16"), x.carrier)
+        rounded = builder.cast_to(builder.cast_to(node, "float16"), x.carrier)
         normal = builder("ge", builder("abs", rounded), float(np.finfo(np.float16).tiny))
         # Results below the smallest normal number are 0, as the operation specifies.
         is_nan = builder("isnan", rounded)
         kept = builder("logical_or", normal, is_nan)
-        return builder("mul", rounded, builder.cast(kept, x.carrier))
+        return builder("mul", rounded, builder.cast_to(kept, x.carrier))
     info = jax.numpy.finfo(x.dtype)
     if exponent_bits >= info.nexp and mantissa_bits >= info.nmant:
         return x
@@ -334,19 +334,19 @@ def reduce_axes(
 ) -> Any:
     if not len(axes):
         return x
-    return builder(function, builder.node(x), [int(axis) for axis in axes], keep, **told)
+    return builder(function, builder.node_of(x), [int(axis) for axis in axes], keep, **told)
 
 
 @rule("reduce_sum")
 def reduce_sum(builder: Any, x: TorchValue, *, axes: Axes, **_: object) -> Any:
-    return reduce_axes(builder, "sum", x, axes, dtype=builder.dtype(x.carrier))
+    return reduce_axes(builder, "sum", x, axes, dtype=builder.dtype_of(x.carrier))
 
 
 @rule("reduce_prod")
 def reduce_prod(builder: Any, x: TorchValue, *, axes: Axes, **_: object) -> Any:
-    node = builder.node(x)
+    node = builder.node_of(x)
     for axis in sorted(axes, reverse=True):
-        node = builder("prod", node, int(axis), dtype=builder.dtype(x.carrier))
+        node = builder("prod", node, int(axis), dtype=builder.dtype_of(x.carrier))
     return node
 
 
@@ -366,9 +366,9 @@ for _name, _function in {"reduce_or": "any", "reduce_and": "all"}.items():
 
 def _cumulative(function: str, place: int | None = None) -> Callable:
     def write_call(builder: Any, x: TorchValue, *, axis: int, reverse: bool) -> Any:
-        node = builder.node(x)
+        node = builder.node_of(x)
         node = builder("flip", node, [axis]) if reverse else node
-        told = {"dtype": builder.dtype(x.carrier)} if function in ("cumsum", "cumprod") else {}
+        told = {"dtype": builder.dtype_of(x.carrier)} if function in ("cumsum", "cumprod") else {}
         node = builder(function, node, axis, **told)
         node = node if place is None else builder.take_item(node, place)
         return builder("flip", node, [axis]) if reverse else node
@@ -387,8 +387,8 @@ def _arg(function: str) -> Callable:
     def write_call(
         builder: Any, x: TorchValue, *, axes: Axes, index_dtype: Any, **_: object
     ) -> Any:
-        found = builder(function, builder.node(x), int(axes[0]))
-        return builder.cast(found, carrier(index_dtype))
+        found = builder(function, builder.node_of(x), int(axes[0]))
+        return builder.cast_to(found, carrier(index_dtype))
 
     return write_call
 
@@ -401,9 +401,9 @@ rule("argmin")(_arg("argmin"))
 def write_rank(builder: Any, x: TorchValue, *, axis: int, count: Any, largest: bool) -> Any:
     """The indices of the first elements in an order; stable, with NaN largest."""
     options = {"dim": axis, "descending": largest, "stable": True}
-    order = builder.take_item(builder("sort", builder.node(x), **options), 1)
+    order = builder.take_item(builder("sort", builder.node_of(x), **options), 1)
     order = builder("narrow", order, axis, 0, builder.sizes.of(count))
-    return builder.cast(order, "int32")
+    return builder.cast_to(order, "int32")
 
 
 @rule("sort")
@@ -413,9 +413,9 @@ def write_sort(
     """One key of floats or integers; torch's own, which has a derivative."""
     if num_keys != 1 or x.dtype in (np.uint64, np.bool_):
         return None
-    found = builder("sort", builder.node(x), dim=dimension, stable=True)
+    found = builder("sort", builder.node_of(x), dim=dimension, stable=True)
     if not more:
         return [builder.take_item(found, 0)]
     order = builder.take_item(found, 1)
-    rest = [builder("gather", builder.node(each), dimension, order) for each in more]
+    rest = [builder("gather", builder.node_of(each), dimension, order) for each in more]
     return [builder.take_item(found, 0), *rest]

@@ -15,21 +15,21 @@ from pax_export.export.portable.decompositions.convolutions import is_plain_pad
 
 @rule("reshape")
 def write_reshape(builder: Any, x: TorchValue, *, dimensions: Any, **_: object) -> Any:
-    node = builder.node(x) if dimensions is None else builder.transpose(x, dimensions)
-    return builder.reshape(node, builder.results[0].shape)
+    node = builder.node_of(x) if dimensions is None else builder.transpose_axes(x, dimensions)
+    return builder.reshape_to(node, builder.results[0].shape)
 
 
-rule("squeeze")(lambda builder, x, *, dimensions: builder.reshape(x, builder.results[0].shape))
-rule("expand_dims")(lambda builder, x, **_: builder.reshape(x, builder.results[0].shape))
-rule("transpose")(lambda builder, x, *, permutation: builder.transpose(x, permutation))
+rule("squeeze")(lambda builder, x, *, dimensions: builder.reshape_to(x, builder.results[0].shape))
+rule("expand_dims")(lambda builder, x, **_: builder.reshape_to(x, builder.results[0].shape))
+rule("transpose")(lambda builder, x, *, permutation: builder.transpose_axes(x, permutation))
 rule("tile")(
-    lambda builder, x, *, reps: builder("tile", builder.node(x), builder.sizes.shape(reps))
+    lambda builder, x, *, reps: builder("tile", builder.node_of(x), builder.sizes.shape(reps))
 )
 
 
 @rule("concatenate")
 def write_concatenate(builder: Any, *xs: TorchValue, dimension: int) -> Any:
-    return xs[0] if len(xs) == 1 else builder("cat", [builder.node(x) for x in xs], dimension)
+    return xs[0] if len(xs) == 1 else builder("cat", [builder.node_of(x) for x in xs], dimension)
 
 
 @rule("dim_as_value")
@@ -38,7 +38,7 @@ def dim_as_value(builder: Any, *, dim: Any) -> Any:
 
 
 def _scalar(builder: Any, size: Any, dtype: Any) -> Any:
-    return builder("full", [], builder.sizes.of(size), **builder.kind(dtype))
+    return builder("full", [], builder.sizes.of(size), **builder.kind_of(dtype))
 
 
 @rule("sizes")
@@ -54,10 +54,10 @@ _SMALL = 64
 def broadcast_in_dim(
     builder: Any, x: TorchValue, *, broadcast_dimensions: Sequence[int], **_: object
 ) -> TorchValue:
-    return broadcast(builder, x, builder.results[0], broadcast_dimensions)
+    return broadcast_to(builder, x, builder.results[0], broadcast_dimensions)
 
 
-def broadcast(builder: Any, x: TorchValue, result: Any, places: Sequence[int]) -> TorchValue:
+def broadcast_to(builder: Any, x: TorchValue, result: Any, places: Sequence[int]) -> TorchValue:
     """Puts the axes of an array at these places of a larger shape."""
     shape, dtype = tuple(result.shape), np.dtype(result.dtype)
     if x.known is not None and all(map(is_number, shape)) and x.rank and np.prod(shape) <= _SMALL:
@@ -67,30 +67,30 @@ def broadcast(builder: Any, x: TorchValue, result: Any, places: Sequence[int]) -
     if x.known is not None and not x.rank:
         if not shape:
             return x
-        full = builder("full", builder.sizes.shape(shape), x.number, **builder.kind(dtype))
+        full = builder("full", builder.sizes.shape(shape), x.number, **builder.kind_of(dtype))
         return TorchValue(full, dtype, shape, None, x.number, True)
-    source = x.thin if x.thin is not None else builder.node(x)
+    source = x.thin if x.thin is not None else builder.node_of(x)
     bare = x.bare or (x.rank == 0 and x.thin is None)
     trails = list(places) == list(range(len(shape) - len(places), len(shape)))
-    thin = source if bare or trails else builder.unsqueeze(source, added)
+    thin = source if bare or trails else builder.add_axes(source, added)
     grows = (
         any(not same_size(shape[axis], 1) for axis in added)
         or bool(bare and shape)
         or any(not same_size(x.shape[axis], shape[place]) for axis, place in enumerate(places))
     )
     if not grows and x.thin is None:
-        return TorchValue(builder.unsqueeze(thin, added) if trails else thin, dtype, shape)
+        return TorchValue(builder.add_axes(thin, added) if trails else thin, dtype, shape)
     if isinstance(thin, (bool, int, float)):
-        full = builder("full", builder.sizes.shape(shape), thin, **builder.kind(dtype))
+        full = builder("full", builder.sizes.shape(shape), thin, **builder.kind_of(dtype))
         return TorchValue(full, dtype, shape, None, thin, True)
-    return TorchValue(builder.expand(thin, shape), dtype, shape, None, thin, bare)
+    return TorchValue(builder.expand_to(thin, shape), dtype, shape, None, thin, bare)
 
 
 @rule("split")
 def write_split(builder: Any, x: TorchValue, *, sizes: Sequence[Any], axis: int) -> list[Any]:
     if len(sizes) == 1:
         return [x]
-    found = builder("split", builder.node(x), builder.sizes.shape(sizes), axis)
+    found = builder("split", builder.node_of(x), builder.sizes.shape(sizes), axis)
     return [builder.take_item(found, place) for place in range(len(sizes))]
 
 
@@ -102,8 +102,8 @@ def write_iota(builder: Any, *, dimension: int, **_: object) -> TorchValue:
         made = np.arange(size).astype(dtype).astype(carrier(dtype))
         row = TorchValue(None, dtype, (size,), made)
     else:
-        row = TorchValue(builder.fit(builder.arange(size, dtype), dtype), dtype, (size,))
-    return row if len(result.shape) == 1 else broadcast(builder, row, result, [dimension])
+        row = TorchValue(builder.fit_to(builder.arange_of(size, dtype), dtype), dtype, (size,))
+    return row if len(result.shape) == 1 else broadcast_to(builder, row, result, [dimension])
 
 
 @rule("slice")
@@ -115,18 +115,20 @@ def write_slice(
     limit_indices: Sequence[Any],
     strides: Sequence[Any] | None,
 ) -> Any:
-    node, steps = builder.node(x), strides or [1] * x.rank
+    node, steps = builder.node_of(x), strides or [1] * x.rank
     for axis, size in enumerate(x.shape):
         ends = start_indices[axis], limit_indices[axis]
         if same_size(ends[0], 0) and same_size(ends[1], size) and same_size(steps[axis], 1):
             continue
         sizes = builder.sizes.shape([*ends, steps[axis]])
         node = builder("ops.aten.slice.Tensor", node, axis, *sizes)
-    return node if node is not builder.node(x) else x
+    return node if node is not builder.node_of(x) else x
 
 
 rule("rev")(
-    lambda builder, x, *, dimensions: builder("flip", builder.node(x), [int(d) for d in dimensions])
+    lambda builder, x, *, dimensions: builder(
+        "flip", builder.node_of(x), [int(d) for d in dimensions]
+    )
 )
 
 
@@ -142,10 +144,10 @@ def write_pad(
     if all(same_size(each, 0) for pair in ends for each in pair):
         return x
     if x.dtype == np.bool_:
-        node = filled_around(builder, builder.cast(x, "uint8"), ends, int(bool(value.known)))
-        return builder.cast(node, "bool")
+        node = filled_around(builder, builder.cast_to(x, "uint8"), ends, int(bool(value.known)))
+        return builder.cast_to(node, "bool")
     return filled_around(
-        builder, builder.node(x), ends, value.number if value.known is not None else value
+        builder, builder.node_of(x), ends, value.number if value.known is not None else value
     )
 
 
@@ -164,12 +166,12 @@ def filled_around(builder: Any, node: Any, ends: Sequence[tuple[Any, Any]], valu
         size = builder("ops.aten.sym_size.int", node, axis)
         low, high = builder.sizes.shape(pair)
         length = builder.add_sizes("add", builder.add_sizes("add", size, low), high)
-        places = builder("sub", builder("arange", length, **builder.kind("int64")), low)
+        places = builder("sub", builder("arange", length, **builder.kind_of("int64")), low)
         last = builder.add_sizes("sub", size, 1)
         found = builder("index_select", node, axis, builder("clamp", places, 0, last))
         inside = builder("logical_and", builder("ge", places, 0), builder("le", places, last))
-        inside = builder.reshape(inside, [-1] + [1] * (len(ends) - 1 - axis))
-        filling = builder.node(value) if isinstance(value, TorchValue) else value
+        inside = builder.reshape_to(inside, [-1] + [1] * (len(ends) - 1 - axis))
+        filling = builder.node_of(value) if isinstance(value, TorchValue) else value
         node = builder("where", inside, found, filling)
     return node
 
@@ -187,13 +189,13 @@ def _known_number(value: TorchValue) -> int | None:
 
 def _places(builder: Any, start: TorchValue, size: Any) -> Any:
     """The places of a window, as an array."""
-    line = builder.arange(size, np.int64)
-    return builder("add", line, builder.cast(builder.node(start), "int64"))
+    line = builder.arange_of(size, np.int64)
+    return builder("add", line, builder.cast_to(builder.node_of(start), "int64"))
 
 
 @rule("window")
 def write_window(builder: Any, x: TorchValue, *starts: TorchValue, sizes: Sequence[Any]) -> Any:
-    node = builder.node(x)
+    node = builder.node_of(x)
     for axis, (start, size) in enumerate(zip(starts, sizes)):
         if same_size(x.shape[axis], size):
             continue
@@ -208,17 +210,17 @@ def write_window(builder: Any, x: TorchValue, *starts: TorchValue, sizes: Sequen
 @rule("put_window")
 def put_window(builder: Any, x: TorchValue, update: TorchValue, *starts: TorchValue) -> Any:
     axes = [axis for axis in range(x.rank) if not same_size(x.shape[axis], update.shape[axis])]
-    return _put(builder, builder.node(x), update, starts, axes)
+    return _put(builder, builder.node_of(x), update, starts, axes)
 
 
 def _put(
     builder: Any, x: Any, update: TorchValue, starts: Sequence[TorchValue], axes: Sequence[int]
 ) -> Any:
     if not axes:
-        return builder.node(update)
+        return builder.node_of(update)
     axis, *rest = axes
     places = _places(builder, starts[axis], update.shape[axis])
-    inner = builder.node(update)
+    inner = builder.node_of(update)
     if rest:
         inner = _put(builder, builder("index_select", x, axis, places), update, starts, rest)
     return builder("index_copy", x, axis, places, inner)
@@ -226,21 +228,21 @@ def _put(
 
 @rule("take")
 def write_take(builder: Any, x: TorchValue, places: TorchValue, *, axis: int) -> Any:
-    node = builder.node(x)
+    node = builder.node_of(x)
     if places.known is not None and not places.rank:
         return builder("select", node, axis, int(places.known))
-    index = builder.node(places)
+    index = builder.node_of(places)
     if x.rank == 2 and axis == 0 and x.is_float and places.rank:
         return builder("nn.functional.embedding", index, node)
-    flat = builder.method("reshape", index, [-1]) if places.rank != 1 else index
+    flat = builder.add_method_call("reshape", index, [-1]) if places.rank != 1 else index
     found = builder("index_select", node, axis, flat)
-    return found if places.rank == 1 else builder.reshape(found, builder.results[0].shape)
+    return found if places.rank == 1 else builder.reshape_to(found, builder.results[0].shape)
 
 
 @rule("take_along")
 def take_along(builder: Any, x: TorchValue, places: TorchValue, *, axis: int) -> Any:
-    index = builder.cast(builder.node(places), "int64")
-    return builder("gather", builder.node(x), axis, index)
+    index = builder.cast_to(builder.node_of(places), "int64")
+    return builder("gather", builder.node_of(x), axis, index)
 
 
 _REDUCE = {"mul": "prod", "max": "amax", "min": "amin"}
@@ -252,15 +254,15 @@ def write_put(
 ) -> Any:
     if x.dtype == np.uint64 and how in ("max", "min"):
         raise NotInTargetError(f"of {x.dtype.name}")
-    node, index = builder.node(x), builder.cast(builder.node(places), "int64")
-    given = builder.node(rows)
+    node, index = builder.node_of(x), builder.cast_to(builder.node_of(places), "int64")
+    given = builder.node_of(rows)
     if inside:  # rows that are not inside go to one more at the end
         (drops,) = inside
         count = builder.sizes.of(x.shape[0])
-        index = builder("where", builder.node(drops), index, count)
-        more = builder("nn.functional.pad", builder.cast(node, "uint8") if x.dtype == np.bool_
+        index = builder("where", builder.node_of(drops), index, count)
+        more = builder("nn.functional.pad", builder.cast_to(node, "uint8") if x.dtype == np.bool_
                        else node, [0, 0] * (x.rank - 1) + [0, 1])  # fmt: skip
-        node = builder.cast(more, "bool") if x.dtype == np.bool_ else more
+        node = builder.cast_to(more, "bool") if x.dtype == np.bool_ else more
     made = _put_rows(builder, node, index, given, how, rows)
     return builder("narrow", made, 0, 0, builder.sizes.of(x.shape[0])) if inside else made
 
@@ -271,7 +273,7 @@ def _put_rows(builder: Any, x: Any, index: Any, rows: Any, how: str, like: Torch
     if how == "add":
         return builder("index_add", x, 0, index, rows)
     wide = builder("unsqueeze", index, 1) if like.rank > 1 else index
-    wide = builder.expand(wide, like.shape)
+    wide = builder.expand_to(wide, like.shape)
     return builder("scatter_reduce", x, 0, wide, rows, _REDUCE[how], include_self=True)
 
 
@@ -279,4 +281,4 @@ def _put_rows(builder: Any, x: Any, index: Any, rows: Any, how: str, like: Torch
 def write_extreme(builder: Any, x: TorchValue, *, axes: Sequence[int], largest: bool) -> Any:
     if not len(axes):
         return x
-    return builder("amax" if largest else "amin", builder.node(x), [int(each) for each in axes])
+    return builder("amax" if largest else "amin", builder.node_of(x), [int(each) for each in axes])

@@ -29,10 +29,10 @@ def write_cond(
     results = list(builder.results)
     bodies = [builder.write_body(each, _structs(operands)) for each in branches]
     builder.results = results
-    chosen = builder.node(which)
+    chosen = builder.node_of(which)
     chosen = chosen if which.dtype == np.bool_ else builder("gt", chosen, 0)
     found = builder.add_part(
-        builder.loops.Branch(*bodies), "cond", chosen, *builder.operands(operands)
+        builder.loops.Branch(*bodies), "cond", chosen, *builder.operands_of(operands)
     )
     return _items(builder, found)
 
@@ -63,7 +63,7 @@ def write_while(
     bodies = [builder.body_of(each, structs) for each in (write_condition, write_step)]
     builder.results = results
     loop = builder.loops.While(*bodies, count)
-    return _items(builder, builder.add_part(loop, "while", *builder.operands([*state, *held])))
+    return _items(builder, builder.add_part(loop, "while", *builder.operands_of([*state, *held])))
 
 
 @rule("scan")
@@ -82,9 +82,9 @@ def write_scan(builder: Any, *operands: TorchValue, **told: Any) -> Any:
     body = builder.body_of(write_step, structs)
     builder.results = results
     length = builder.sizes.of(told["length"])
-    stacked = [(builder.sizes.shape(e.shape), builder.kind(e.dtype)) for e in results[count:]]
+    stacked = [(builder.sizes.shape(e.shape), builder.kind_of(e.dtype)) for e in results[count:]]
     loop = builder.loops.RowLoop(body, count, len(rows), bool(told["reverse"]))
-    given = builder.operands([*state, *rows, *constants])
+    given = builder.operands_of([*state, *rows, *constants])
     empty = [builder("empty", shape, **kind) for shape, kind in stacked]
     return _items(builder, builder.add_part(loop, "scan", length, tuple(empty), *given))
 
@@ -102,28 +102,30 @@ def own_rule(builder: Any, *operands: TorchValue, key: int) -> Any:
         fixed = [_detached(builder, each) for each in operands]
         moves = [_difference(builder, operands[place]) for place in rule.floats]
         made = builder.inline(rule.forward, fixed)
-        slopes = builder.write(rule.tangent(), [*fixed, *moves])
-        return [builder("add", builder.node(y), _finite(builder, t)) for y, t in zip(made, slopes)]
+        slopes = builder.write(rule.tangent_program(), [*fixed, *moves])
+        return [
+            builder("add", builder.node_of(y), _finite(builder, t)) for y, t in zip(made, slopes)
+        ]
     structs, outer = _structs(operands), _structs(results)
     forward = builder.write_body(rule.forward, structs)
     backward = builder.body_of(
-        lambda given: builder.write(rule.backward(), given), [*structs, *outer]
+        lambda given: builder.write(rule.backward_program(), given), [*structs, *outer]
     )
     builder.results = results
     loop = builder.loops.OwnGradient(forward, backward, rule.floats, len(operands))
-    return _items(builder, builder.add_part(loop, "own_rule", *builder.operands(operands)))
+    return _items(builder, builder.add_part(loop, "own_rule", *builder.operands_of(operands)))
 
 
 def _detached(builder: Any, x: TorchValue) -> TorchValue:
-    return TorchValue(builder("detach", builder.node(x)), x.dtype, x.shape)
+    return TorchValue(builder("detach", builder.node_of(x)), x.dtype, x.shape)
 
 
 def _difference(builder: Any, x: TorchValue) -> TorchValue:
-    node = builder.node(x)
+    node = builder.node_of(x)
     made = builder("sub", node, builder("detach", node))
     return TorchValue(builder("where", builder("isfinite", node), made, 0.0), x.dtype, x.shape)
 
 
 def _finite(builder: Any, x: TorchValue) -> Any:
-    node = builder.node(x)
+    node = builder.node_of(x)
     return builder("where", builder("isfinite", node), node, 0.0)

@@ -10,38 +10,38 @@ from pax_export.export.formats.torch.values import TorchValue, is_number, rule
 
 @rule("relu")
 def write_relu(builder: Any, x: TorchValue) -> Any:
-    return builder("relu", builder.node(x))
+    return builder("relu", builder.node_of(x))
 
 
-rule("relu6")(lambda builder, x: builder("nn.functional.relu6", builder.node(x)))
+rule("relu6")(lambda builder, x: builder("nn.functional.relu6", builder.node_of(x)))
 
 
 @rule("gelu")
 def write_gelu(builder: Any, x: TorchValue, *, approximate: bool) -> Any:
     kind = "tanh" if approximate else "none"
-    return builder("nn.functional.gelu", builder.node(x), approximate=kind)
+    return builder("nn.functional.gelu", builder.node_of(x), approximate=kind)
 
 
-rule("silu")(lambda builder, x: builder("nn.functional.silu", builder.node(x)))
-rule("softmax")(lambda builder, x, *, axis: builder("softmax", builder.node(x), axis))
-rule("log_softmax")(lambda builder, x, *, axis: builder("log_softmax", builder.node(x), axis))
+rule("silu")(lambda builder, x: builder("nn.functional.silu", builder.node_of(x)))
+rule("softmax")(lambda builder, x, *, axis: builder("softmax", builder.node_of(x), axis))
+rule("log_softmax")(lambda builder, x, *, axis: builder("log_softmax", builder.node_of(x), axis))
 
 
 @rule("mean")
 def write_mean(builder: Any, x: TorchValue, *, axes: Sequence[int], keepdims: bool) -> Any:
-    return builder("mean", builder.node(x), [int(each) for each in axes], keepdims)
+    return builder("mean", builder.node_of(x), [int(each) for each in axes], keepdims)
 
 
 @rule("layer_norm")
 def layer_norm(
     builder: Any, x: TorchValue, *vectors: TorchValue, epsilon: float, scaled: bool, shifted: bool
 ) -> Any:
-    scale = builder.node(vectors[0]) if scaled else None
-    shift = builder.node(vectors[-1]) if shifted else None
+    scale = builder.node_of(vectors[0]) if scaled else None
+    shift = builder.node_of(vectors[-1]) if shifted else None
     if any(each.rank != 1 for each in vectors):
         return None
     size = [builder.sizes.of(x.shape[-1])]
-    return builder("nn.functional.layer_norm", builder.node(x), size, scale, shift, epsilon)
+    return builder("nn.functional.layer_norm", builder.node_of(x), size, scale, shift, epsilon)
 
 
 @rule("rms_norm")
@@ -49,13 +49,13 @@ def rms_norm(builder: Any, x: TorchValue, *scale: TorchValue, epsilon: float) ->
     if any(each.rank != 1 for each in scale):
         return None
     size = [builder.sizes.of(x.shape[-1])]
-    weight = builder.node(scale[0]) if scale else None
-    return builder("nn.functional.rms_norm", builder.node(x), size, weight, epsilon)
+    weight = builder.node_of(scale[0]) if scale else None
+    return builder("nn.functional.rms_norm", builder.node_of(x), size, weight, epsilon)
 
 
 @rule("dft")
 def write_dft(builder: Any, x: TorchValue) -> Any:
-    pairs = builder("view_as_complex", builder.method("contiguous", builder.node(x)))
+    pairs = builder("view_as_complex", builder.add_method_call("contiguous", builder.node_of(x)))
     return builder("view_as_real", builder("fft.fft", pairs, dim=-1))
 
 
@@ -83,14 +83,14 @@ def _recurrent(function: str, order: Sequence[int], relu: str = "") -> Callable:
         if not reset_after or not (builder.live or is_number(states[0].shape[0])):
             return None
         name = {"rnn": f"rnn_{activation}"}.get(function, function)
-        weights = [builder("select", builder.node(each), 0, 0) for each in (w, r, b)]
+        weights = [builder("select", builder.node_of(each), 0, 0) for each in (w, r, b)]
         biases = builder("chunk", weights[2], 2, 0)
         given = [*weights[:2], *(builder.take_item(biases, place) for place in (0, 1))]
         if len(order) > 1:
             given = [_gates(builder, each, order) for each in given]
-        node = builder.node(x)
+        node = builder.node_of(x)
         node = builder("flip", node, [0]) if reverse else node
-        starts = [builder("unsqueeze", builder.node(each), 0) for each in states]
+        starts = [builder("unsqueeze", builder.node_of(each), 0) for each in states]
         state = starts if function == "lstm" else starts[0]
         made = builder(name, node, state, given, True, 1, 0.0, False, False, False)
         outputs = builder.take_item(made, 0)

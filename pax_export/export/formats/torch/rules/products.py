@@ -23,15 +23,15 @@ def dot_general(
     (result,) = builder.results
     kind = carrier(result.dtype)
     if kind == "bool":
-        count = product(builder, x, y, dimension_numbers, result.shape, "float32")
+        count = dot_product(builder, x, y, dimension_numbers, result.shape, "float32")
         return builder("ne", count, 0)
     if kind == "float16":  # of which torch has no batched product on every processor
-        made = product(builder, x, y, dimension_numbers, result.shape, "float32")
-        return builder.cast(made, kind)
-    return product(builder, x, y, dimension_numbers, result.shape, kind)
+        made = dot_product(builder, x, y, dimension_numbers, result.shape, "float32")
+        return builder.cast_to(made, kind)
+    return dot_product(builder, x, y, dimension_numbers, result.shape, kind)
 
 
-def product(
+def dot_product(
     builder: Any,
     x: TorchValue,
     y: TorchValue,
@@ -42,8 +42,8 @@ def product(
     (x_sum, y_sum), (x_batch, y_batch) = dimension_numbers
     x_free = [axis for axis in range(x.rank) if axis not in (*x_sum, *x_batch)]
     y_free = [axis for axis in range(y.rank) if axis not in (*y_sum, *y_batch)]
-    left = builder.transpose(builder.cast(x, kind), [*x_batch, *x_free, *x_sum])
-    right = builder.transpose(builder.cast(y, kind), [*y_batch, *y_sum, *y_free])
+    left = builder.transpose_axes(builder.cast_to(x, kind), [*x_batch, *x_free, *x_sum])
+    right = builder.transpose_axes(builder.cast_to(y, kind), [*y_batch, *y_sum, *y_free])
     batch = [x.shape[axis] for axis in x_batch]
     rows, columns = ([v.shape[a] for a in free] for v, free in ((x, x_free), (y, y_free)))
     inner = [x.shape[axis] for axis in x_sum]
@@ -51,22 +51,24 @@ def product(
     flat = len(rows) == 1 or (bool(rows) and not batch)
     if len(inner) != 1 or not flat:
         lines = rows if flat else [math.prod(rows)]
-        left = builder.reshape(left, [*batch, *lines, math.prod(inner)])
+        left = builder.reshape_to(left, [*batch, *lines, math.prod(inner)])
     if len(inner) != 1 or len(columns) != 1:
-        right = builder.reshape(right, [*batch, math.prod(inner), math.prod(columns)])
+        right = builder.reshape_to(right, [*batch, math.prod(inner), math.prod(columns)])
     # Not `matmul`, in which torch.export distinguishes batches of one.
     lines = rows[0] if len(rows) == 1 else math.prod(rows)
     if not batch:
         if len(rows) > 1 and flat:
-            left = builder.reshape(left, [lines, inner[0] if len(inner) == 1 else math.prod(inner)])
+            left = builder.reshape_to(
+                left, [lines, inner[0] if len(inner) == 1 else math.prod(inner)]
+            )
         made = builder("mm", left, right)
-        return made if len(rows) == len(columns) == 1 else builder.reshape(made, shape)
+        return made if len(rows) == len(columns) == 1 else builder.reshape_to(made, shape)
     if len(batch) > 1:
         outer, depth = math.prod(batch), math.prod(inner)
-        left = builder.reshape(left, [outer, lines, depth])
-        right = builder.reshape(right, [outer, depth, math.prod(columns)])
+        left = builder.reshape_to(left, [outer, lines, depth])
+        right = builder.reshape_to(right, [outer, depth, math.prod(columns)])
     made = builder("bmm", left, right)
-    return made if len(batch) == len(rows) == len(columns) == 1 else builder.reshape(made, shape)
+    return made if len(batch) == len(rows) == len(columns) == 1 else builder.reshape_to(made, shape)
 
 
 # --- convolutions -----------------------------------------------------------
@@ -111,8 +113,8 @@ def conv_general_dilated(
 ) -> Any:
     x_spec, kernel_spec, out_spec = dimension_numbers
     kind = carrier(builder.results[0].dtype)
-    left = builder.transpose(builder.cast(x, kind), x_spec)
-    right = builder.transpose(builder.cast(kernel, kind), kernel_spec)
+    left = builder.transpose_axes(builder.cast_to(x, kind), x_spec)
+    right = builder.transpose_axes(builder.cast_to(kernel, kind), kernel_spec)
     taps = [kernel.shape[axis] for axis in kernel_spec]
     count = len(taps) - 2
     gaps = [int(each) for each in rhs_dilation]
@@ -130,7 +132,7 @@ def conv_general_dilated(
             f"nn.functional.conv{count}d", left, right, None, steps, pads, gaps,
             int(feature_group_count),
         )  # fmt: skip
-    return builder.transpose(made, [int(axis) for axis in np.argsort(out_spec)])
+    return builder.transpose_axes(made, [int(axis) for axis in np.argsort(out_spec)])
 
 
 def _pads(
@@ -173,10 +175,10 @@ def _transposed_kernel(builder: Any, kernel: Any, taps: Sequence[int], groups: i
     axes = list(range(2, len(taps)))
     kernel = builder("flip", kernel, axes)
     if groups == 1:
-        return builder.transpose(kernel, [1, 0, *axes])
-    apart = builder.reshape(kernel, [groups, outside // groups, inside, *space])
-    beside = builder.transpose(apart, [0, 2, 1, *(axis + 1 for axis in axes)])
-    return builder.reshape(beside, [groups * inside, outside // groups, *space])
+        return builder.transpose_axes(kernel, [1, 0, *axes])
+    apart = builder.reshape_to(kernel, [groups, outside // groups, inside, *space])
+    beside = builder.transpose_axes(apart, [0, 2, 1, *(axis + 1 for axis in axes)])
+    return builder.reshape_to(beside, [groups * inside, outside // groups, *space])
 
 
 # --- pools ------------------------------------------------------------------
@@ -193,7 +195,7 @@ def _is_pool(equation: Any) -> bool:
 
 
 def _window(builder: Any, x: TorchValue, window: Any, value: float) -> tuple[int, Any, list, list]:
-    node = filled_around(builder, builder.node(x), window["padding"], value)
+    node = filled_around(builder, builder.node_of(x), window["padding"], value)
     shapes = ([int(each) for each in window[name][2:]]
               for name in ("window_dimensions", "window_strides"))  # fmt: skip
     return (x.rank - 2, node, *shapes)
@@ -222,10 +224,10 @@ def _is_real(equation: Any) -> bool:
 
 @rule("cholesky", when=_is_real)
 def write_cholesky(builder: Any, x: TorchValue, **_: object) -> Any:
-    found = builder("linalg.cholesky_ex", builder.node(x))
+    found = builder("linalg.cholesky_ex", builder.node_of(x))
     # jax has NaN for a matrix that is not positive, of which torch leaves a part.
     bad = builder("ne", builder.take_item(found, 1), 0)
-    bad = builder.unsqueeze(bad, [x.rank - 2, x.rank - 1])
+    bad = builder.add_axes(bad, [x.rank - 2, x.rank - 1])
     return builder("where", bad, float("nan"), builder.take_item(found, 0))
 
 
@@ -234,11 +236,11 @@ def triangular_solve(
     builder: Any, a: TorchValue, b: TorchValue, *, left_side: bool, lower: bool, transpose_a: bool,
     conjugate_a: bool, unit_diagonal: bool, **_: object,
 ) -> Any:  # fmt: skip
-    matrix, upper = builder.node(a), not lower
+    matrix, upper = builder.node_of(a), not lower
     if transpose_a:
-        matrix, upper = builder.method("transpose", matrix, -1, -2), lower
+        matrix, upper = builder.add_method_call("transpose", matrix, -1, -2), lower
     return builder(
-        "linalg.solve_triangular", matrix, builder.node(b), upper=upper, left=left_side,
+        "linalg.solve_triangular", matrix, builder.node_of(b), upper=upper, left=left_side,
         unitriangular=unit_diagonal,
     )  # fmt: skip
 
@@ -250,7 +252,7 @@ def write_eigh(
     size = x.shape[-1]
     if subset_by_index not in (None, (0, size)):
         raise NotInTargetError("of some eigenvalues")
-    found = builder("linalg.eigh", builder.node(x), UPLO="L" if lower else "U")
+    found = builder("linalg.eigh", builder.node_of(x), UPLO="L" if lower else "U")
     return [builder.take_item(found, 1), builder.take_item(found, 0)]
 
 
@@ -267,8 +269,8 @@ def write_svd(
     if subset_by_index is not None and subset_by_index != (0, min(x.shape[-2:])):
         raise NotInTargetError("of some singular values")
     if not compute_uv:
-        return [builder("linalg.svdvals", builder.node(x))]
-    found = builder("linalg.svd", builder.node(x), full_matrices=full_matrices)
+        return [builder("linalg.svdvals", builder.node_of(x))]
+    found = builder("linalg.svd", builder.node_of(x), full_matrices=full_matrices)
     u, s, v = (builder.take_item(found, place) for place in range(3))
     return [s, u, v]
 
@@ -280,5 +282,5 @@ def write_qr(
     if pivoting:
         raise NotInTargetError("with pivoting")
     mode = "complete" if full_matrices else "reduced"
-    found = builder("linalg.qr", builder.node(x), mode)
+    found = builder("linalg.qr", builder.node_of(x), mode)
     return [builder.take_item(found, place) for place in range(2)]
