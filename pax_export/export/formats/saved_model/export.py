@@ -332,7 +332,7 @@ class _SavedModelContents(Contents):
         return {
             "signatures": lowered.signature_infos(),
             "graph_bytes": (place / "saved_model.pb").stat().st_size,
-            "platforms": lowered.platforms,
+            "platforms": tuple(p for p in lowered.platforms if p != "tpu" or not is_graph),
             "oldest_tensorflow": compatibility.format_version(lowered.oldest_tensorflow),
             "stablehlo": "" if is_graph else compatibility.format_version(lowered.stablehlo),
             "calling_convention": 0 if is_graph else CALLING_CONVENTION,
