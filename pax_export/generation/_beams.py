@@ -13,9 +13,8 @@ import numpy as np
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._types import Array, PyTree
-from pax_export.generation._batch_axes import batch_axes, map_rows
 from pax_export.generation._buckets import bucket_sizes, cut_columns
-from pax_export.generation._defaults import default_pad, default_stop
+from pax_export.generation._cache import batch_axes, map_rows
 from pax_export.generation._foreign_keywords import KEYWORDS, explain_keywords
 from pax_export.generation._prompt import (
     check_vocabulary,
@@ -32,7 +31,13 @@ from pax_export.generation._steps import (
     of_real_prompts,
     read_prompt,
 )
-from pax_export.generation._stops import Stop, TextEnds, checked_text_ends
+from pax_export.generation._stops import (
+    Stop,
+    TextEnds,
+    checked_text_ends,
+    default_pad,
+    default_stop,
+)
 
 EarlyStopping = bool | Literal["never"]
 

@@ -16,12 +16,10 @@ import numpy as np
 from pax_export import export as exporters
 from pax_export._check import as_strings
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
-from pax_export.generation._batch_axes import shapes_of_cache
-from pax_export.generation._defaults import default_pad, default_sampler, default_stop
-from pax_export.generation._genai import GENAI
+from pax_export.generation._cache import new_cache, shapes_of_cache
+from pax_export.generation._genai import GENAI, WEB
 from pax_export.generation._gguf import GGUF
 from pax_export.generation._litertlm import LITERTLM
-from pax_export.generation._new_cache import new_cache
 from pax_export.generation._programs import generate_rest
 from pax_export.generation._prompt import (
     check_new_room,
@@ -37,9 +35,14 @@ from pax_export.generation._prompt import (
 )
 from pax_export.generation._runtimes import FUNCTION_FORMATS, export_for_runtime
 from pax_export.generation._steps import Settings, begin_generation, last_logits
-from pax_export.generation._stops import Stop, checked_stops
+from pax_export.generation._stops import (
+    Stop,
+    checked_stops,
+    default_pad,
+    default_sampler,
+    default_stop,
+)
 from pax_export.generation._tokenizer import Tokenizer
-from pax_export.generation._web import WEB
 from pax_export.generation.samplers import Sampler
 
 #: Whole models, for runtimes that keep the cache themselves.

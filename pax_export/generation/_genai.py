@@ -17,11 +17,13 @@ import jax.numpy as jnp
 from pax_export import export as exporters
 from pax_export._errors import InvalidArgumentError, MissingPackageError
 from pax_export._optional import find
-from pax_export._types import Array
+from pax_export._types import Array, PyTree
 from pax_export.export.artifact import embedded
-from pax_export.generation._compare_tokens import up_to_stop
-from pax_export.generation._fused_reading import FusedReading, is_fused
-from pax_export.generation._job import Job
+from pax_export.export.formats.onnx.graph import HEAD_CHANNELS
+from pax_export.export.formats.onnx.web import browser, npm
+from pax_export.export.formats.onnx.web.export import copy_packages, write_page
+from pax_export.export.portable.kept import call
+from pax_export.generation._job import Job, up_to_stop
 from pax_export.generation._runtimes import (
     HELLO,
     Report,
@@ -32,7 +34,14 @@ from pax_export.generation._runtimes import (
     run_runtime,
     tokenizer_files,
 )
-from pax_export.nets import Decoder, PlacedReading, generation_config, hf_config, read_placed
+from pax_export.nets import (
+    Decoder,
+    LayerKind,
+    PlacedReading,
+    generation_config,
+    hf_config,
+    read_placed,
+)
 
 #: Where transformers.js looks for it.
 _MODEL = "onnx/model.onnx"
@@ -246,4 +255,125 @@ TRANSFORMERS_JS = Runtime(
 GENAI = Runtime(
     "genai", "onnxruntime-genai", ("onnxruntime_genai",), "genai", _check, _write, run=_run,
     level=4, beside=(TRANSFORMERS_JS,),
+)  # fmt: skip
+
+
+# --- A call of a Decoder with the operators that onnxruntime has for attention -------------------
+
+#: The bias of a masked key.
+_LOWEST = -1e30
+
+
+def is_fused(lm: Decoder) -> bool:
+    """Whether onnxruntime has kernels for the attention of a net on all of its devices.
+
+    For float16 its kernel on GPUs takes no mask of the prompts' padding.
+    """
+    return lm.embed.weight.dtype == jnp.float32 and lm.config.head_size % HEAD_CHANNELS == 0
+
+
+class FusedReading(PlacedReading):
+    """A call whose rotary embedding and attention are kept whole; attention appends to the stores.
+
+    Args:
+        config: the configuration of the net.
+        positions: the positions of the tokens, ``[batch, length]``.
+        held: the positions of all tokens, ``[batch, places]``; negative: padding.
+        put: unused.
+    """
+
+    def angles(self, kind: LayerKind) -> Any:
+        """Returns the place of each token in two tables of cosines and sines, and these."""
+        found = super().angles(kind)
+        if found is not None and ("angles", kind) not in self._kept:
+            tables = [each.reshape((-1, each.shape[-1])) for each in found]
+            places = jnp.arange(tables[0].shape[0]).reshape(self.positions.shape)
+            self._kept["angles", kind] = places, *tables
+        return self._kept.get(("angles", kind))
+
+    def projected(self, attention: PyTree, x: Array, kind: LayerKind) -> tuple:
+        heads, angles = attention.project(x), self.angles(kind)
+        query, key, value = (each.reshape((*each.shape[:2], -1)) for each in heads)
+        if angles is not None:
+            neighbors = self.config.rotary_pairing == "neighbors"
+            query, key = (
+                call("rotary", each, *angles, heads=count, neighbors=neighbors)
+                for each, count in ((query, self.config.num_heads), (key, self.config.num_kv_heads))
+            )
+        return query, key, value
+
+    def attend_layer(
+        self, attention: PyTree, x: Array, kind: LayerKind, pair: Sequence[Any]
+    ) -> tuple[Any, Sequence[Any]]:
+        config = self.config
+        scale = config.head_size**-0.5 if attention.scale is None else attention.scale
+        heads, *pair = call(
+            "cached_attention", *self.projected(attention, x, kind), *pair, self._mask(kind),
+            heads=config.num_heads, kv_heads=config.num_kv_heads, scale=scale,
+            softcap=attention.softcap or 0.0,
+        )  # fmt: skip
+        return heads.reshape((*heads.shape[:2], config.num_heads, -1)), pair
+
+    def _mask(self, kind: LayerKind) -> jax.Array:
+        """The bias of the logits, which masks keys."""
+        if ("mask", kind.window) not in self._kept:
+            mask, bias = self.seen(kind)
+            bias = jnp.float32(0.0) if bias is None else bias
+            self._kept["mask", kind.window] = jnp.where(mask, bias, jnp.float32(_LOWEST))
+        return self._kept["mask", kind.window]
+
+
+# --- ``"web"``: a folder for browsers, with a page to chat on ------------------------------------
+
+_PACKAGES = {
+    "onnxruntime-web": npm.ONNXRUNTIME,
+    "tokenizers": npm.TOKENIZERS,
+    "jinja": npm.JINJA,
+}
+_PURPOSE = 'generation.export(format="web")'
+
+
+def _file(name: str) -> str:
+    return Path(__file__).with_name("chat_page").joinpath(name).read_text(encoding="utf-8")
+
+
+def _find_chromium() -> None:
+    npm.check(_PACKAGES.values(), _PURPOSE)
+    browser.check(_PURPOSE)
+
+
+def _write_page(job: Job, place: Path) -> Report | Mapping[str, Any]:
+    report = GENAI.write(job, place)
+    assert job.tokenizer is not None
+    about = {"template": job.tokenizer.chat_template, "specialTokens": job.tokenizer.special_tokens}
+    data = [each.relative_to(place).as_posix() for each in sorted(place.glob("onnx/*.data"))]
+    module = _file("model.js").replace(" = {};\n", f" = {json.dumps(about)};\n", 1)
+    module = module.replace("DATA", json.dumps(data), 1)
+    title = type(job.lm).__name__
+    write_page(place, title, module, _file("model.d.ts"), page_js=_file("page.js"))
+    copy_packages(place, _PACKAGES)
+    return report
+
+
+def _run_in_browser(
+    job: Job, place: Path, calls: Mapping[str, Any], seconds: float
+) -> list[list[int]]:
+    """The ids that follow each prompt; texts are tokenized as in Python, or it is an error."""
+    assert job.tokenizer is not None
+    with browser.opened(place, _file("answer.js"), seconds=seconds) as ask:
+        for text in calls["texts"]:
+            ids = job.tokenizer.encode(text)
+            own = [ids, job.tokenizer.decode(ids, skip_special_tokens=True)]
+            check_results(job, "tokenizer", "JavaScript", own, ask({"text": text}))
+        if job.tokenizer.chat_template:
+            theirs = ask({"messages": HELLO})
+            check_results(job, "chat template", "JavaScript", chat_prompt(job), theirs)
+        asked = ({"prompt": each, "steps": calls["steps"]} for each in calls["prompts"])
+        return [ask(each) for each in asked]
+
+
+WEB = Runtime(
+    "web", "onnxruntime-web in Chromium", (), "onnx", GENAI.check, _write_page, find=_find_chromium,
+    run=_run_in_browser,
+    level=1,  # WebAssembly multiplies integers of 8 bits seven times slower than float32
 )  # fmt: skip

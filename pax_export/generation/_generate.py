@@ -11,9 +11,15 @@ import numpy as np
 
 from pax_export._types import Array, PRNGKey, PyTree
 from pax_export.generation._buckets import BucketSizes, bucket_sizes, cut_columns
-from pax_export.generation._defaults import default_pad, default_sampler, default_stop
 from pax_export.generation._foreign_keywords import KEYWORDS, explain_keywords
-from pax_export.generation._programs import Made, run_prefill, run_to_end, settled, without_cache
+from pax_export.generation._programs import (
+    Made,
+    Stream,
+    run_prefill,
+    run_to_end,
+    settled,
+    without_cache,
+)
 from pax_export.generation._prompt import (
     check_new_room,
     check_room,
@@ -27,8 +33,14 @@ from pax_export.generation._prompt import (
     row_keys,
 )
 from pax_export.generation._steps import Settings
-from pax_export.generation._stops import Stop, StringEnds, checked_text_ends
-from pax_export.generation._stream import Stream
+from pax_export.generation._stops import (
+    Stop,
+    StringEnds,
+    checked_text_ends,
+    default_pad,
+    default_sampler,
+    default_stop,
+)
 from pax_export.generation.samplers import Sampler
 
 

@@ -1,13 +1,18 @@
-"""A language model on its way into a runtime's file."""
+"""A language model on its way into a runtime's file, and its tokens there compared with jax's."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from pax_export._errors import ValidationError
+from pax_export.generation import samplers
+from pax_export.generation._generate import generate
 from pax_export.generation._tokenizer import Tokenizer
 from pax_export.nets import Decoder
 
@@ -72,3 +77,143 @@ class Job:
         """The id of a special token of the tokenizer."""
         token = None if self.tokenizer is None else self.tokenizer.special_tokens.get(name)
         return None if token is None else self.tokenizer.token_to_id(token)  # pyright: ignore
+
+
+# --- Compares the tokens of runtimes with the choices of jax -------------------------------------
+
+#: By how much of the largest logit two may differ that a runtime takes for equal; in float32, and
+#: where numbers have fewer bits.
+_TIE, _COARSE_TIE = 1e-3, 3e-2
+_MOST_TIES = 4
+#: The replacement for a character with missing bytes.
+_BROKEN = "\N{REPLACEMENT CHARACTER}"
+
+
+def compare_tokens(
+    title: str, job: Job, prompts: Sequence[Sequence[int]], theirs: Sequence[Any], steps: int
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Compares continuations, ids or texts, with jax's greedy choices after the same tokens."""
+    choose = _make_chooser(job, max(map(len, prompts)), steps)
+    ours: list[list[int]] = []
+    ties: list[str] = []
+    equal = total = 0
+    for row, (prompt, said) in enumerate(zip(prompts, theirs)):
+        text, said = (said, _encoded(job, said)) if isinstance(said, str) else (None, said)
+        choices = choose(prompt, said[:steps])
+        if text is not None and not all(each.is_said for each in choices):
+            # A text may be of other ids than the tokenizer makes of it.
+            ours = ours or _greedy_tokens(job, prompts, steps)
+            said = _ids_of(job, ours[row], text)
+            choices = choose(prompt, said[:steps])
+        past = [at for at, each in enumerate(said[: steps - 1]) if each in job.stop]
+        if past and past[0] + 1 < len(said):
+            raise ValidationError(
+                f"{title} continues a text behind a stop token.",
+                where=f"{job.where}: prompt {row}, token {past[0]}",
+                got=f"{said[past[0] : past[0] + 4]}, where {job.stop} are stops",
+                write="validate=False to look at the export all the same, and please report it",
+            )
+        others = [at for at, each in enumerate(choices) if not each.is_said]
+        for at in others:
+            distance, largest = choices[at].distance, choices[at].largest
+            bound = (_TIE if _is_wide(job) else _COARSE_TIE) * max(1.0, largest)
+            if not distance <= bound or len(others) > _MOST_TIES:
+                own = [each.token for each in choices[at : at + 4]]
+                raise ValidationError(
+                    f"{title} continues a prompt differently from jax.",
+                    where=f"{job.where}: prompt {row}, token {at}",
+                    got=f"{said[at : at + 4]}, jax: {own}; the logits differ by {distance:.3g}, of "
+                    f"{largest:.3g}",
+                    write="validate=False to look at the export all the same, and please report it",
+                )
+            ties.append(
+                f"prompt {row}, token {at}: another token, where logits of {largest:.3g} differ "
+                f"by {distance:.2g}"
+            )
+        total += len(choices)
+        equal += len(choices) - len(others)
+    counted = f"{equal} of {total} greedy tokens of {len(prompts)} prompts are jax's"
+    return {"tokens": counted}, tuple(ties)
+
+
+class _ComparedToken(NamedTuple):
+    """A token of a runtime, beside jax's after the same tokens.
+
+    Attributes:
+        token: jax's.
+        is_said: whether it is the runtime's, too, or both end.
+        distance: the difference of the largest logit from that of the runtime's token.
+        largest: the largest absolute value of a logit.
+    """
+
+    token: int
+    is_said: bool
+    distance: float
+    largest: float
+
+
+def _make_chooser(
+    job: Job, longest: int, steps: int
+) -> Callable[[Sequence[int], Sequence[int]], list[_ComparedToken]]:
+    """Returns ``choose(prompt, said)``; the net is compiled once, for the longest of all rows."""
+    stop = np.array(job.stop, np.int32)
+
+    @jax.jit
+    def read(lm: Decoder, tokens: jax.Array, following: jax.Array) -> tuple[jax.Array, ...]:
+        logits = lm(tokens[None])[0].astype(jnp.float32)
+        theirs = jnp.take_along_axis(logits, following[:, None], 1)[:, 0]
+        ends = logits[:, stop].max(1, initial=-jnp.inf)
+        return logits.argmax(1), logits.max(1), jnp.abs(logits).max(1), theirs, ends
+
+    def choose(prompt: Sequence[int], said: Sequence[int]) -> list[_ComparedToken]:
+        tokens = np.zeros(longest + steps + 1, np.int32)
+        tokens[: len(prompt) + len(said)] = [*prompt, *said]
+        columns = (np.asarray(each) for each in read(job.lm, tokens[:-1], tokens[1:]))
+        rows = list(zip(*(each[len(prompt) - 1 :].tolist() for each in columns)))
+        made = [
+            _ComparedToken(token, token == each, most - theirs, largest)
+            for each, (token, most, largest, theirs, _) in zip(said, rows)
+        ]
+        if len(said) < steps and not np.isin(said[-1:], stop).any():  # a stop may be left out
+            token, most, largest, _, ends = rows[len(said)]
+            made.append(_ComparedToken(token, token in stop, most - ends, largest))
+        return made
+
+    return choose
+
+
+def _is_wide(job: Job) -> bool:
+    return all(leaf.dtype.name in ("float32", "float64") for leaf in jax.tree.leaves(job.lm))
+
+
+def _greedy_tokens(job: Job, prompts: Sequence[Sequence[int]], steps: int) -> list[list[int]]:
+    """Returns jax's greedy tokens; a sequence ends with its stop."""
+    stop = list(job.stop)
+    options = {"max_new_tokens": steps, "stop": stop or None, "pad": 0}
+    rows = [list(each) for each in prompts]
+    tokens = np.asarray(generate(job.lm, rows, sampler=samplers.greedy(), **options))
+    return [up_to_stop(row.tolist(), stop) for row in tokens]
+
+
+def up_to_stop(tokens: list[int], stop: Sequence[int]) -> list[int]:
+    """The tokens of a sequence, without padding behind its end."""
+    ends = [at for at, each in enumerate(tokens) if each in stop]
+    return tokens[: ends[0] + 1] if ends else tokens
+
+
+def _ids_of(job: Job, own: list[int], text: str) -> list[int]:
+    """Returns the ids of a runtime's text: jax's own, as far as they decode to that text."""
+    assert job.tokenizer is not None
+    decode = job.tokenizer.decode
+    if text.rstrip(_BROKEN) == decode(own).rstrip(_BROKEN):  # the last letter may be incomplete
+        return own
+    count = len(own)
+    while not text.startswith(begin := decode(own[:count])):
+        count -= 1
+    rest = text[len(begin) :]
+    return [*own[:count], *_encoded(job, rest)]
+
+
+def _encoded(job: Job, text: str) -> list[int]:
+    assert job.tokenizer is not None
+    return job.tokenizer.encode(text, add_special_tokens=False)

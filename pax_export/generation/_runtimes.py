@@ -43,8 +43,7 @@ from pax_export.export.artifact.report import (
 )
 from pax_export.export.pipeline.arguments import check_choice
 from pax_export.generation import _runtime_calls
-from pax_export.generation._compare_tokens import compare_tokens
-from pax_export.generation._job import Job
+from pax_export.generation._job import Job, compare_tokens
 from pax_export.generation._pretrained import check_fits
 from pax_export.generation._prompt import checked_prompt
 from pax_export.generation._tokenizer import Tokenizer

@@ -12,9 +12,8 @@ import jax.numpy as jnp
 from pax_export._errors import InvalidArgumentTypeError
 from pax_export._types import Array, PyTree
 from pax_export.generation._buckets import bucket_sizes, cut_columns
-from pax_export.generation._defaults import default_pad, default_stop
+from pax_export.generation._cache import new_cache
 from pax_export.generation._foreign_keywords import KEYWORDS, explain_keywords
-from pax_export.generation._new_cache import new_cache
 from pax_export.generation._prompt import (
     check_vocabulary,
     checked_chunk,
@@ -30,7 +29,13 @@ from pax_export.generation._steps import (
     read_prompt,
     unless_nan,
 )
-from pax_export.generation._stops import Stop, TextEnds, checked_text_ends
+from pax_export.generation._stops import (
+    Stop,
+    TextEnds,
+    checked_text_ends,
+    default_pad,
+    default_stop,
+)
 
 
 class _Texts(NamedTuple):

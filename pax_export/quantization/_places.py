@@ -18,7 +18,9 @@ from pax_export.core import (
     named_leaves,
     named_modules,
 )
-from pax_export.quantization._report import NO_LAYER
+
+#: Why an array is left.
+NO_LAYER = "not a weight of a known layer"
 
 
 class QuantizableArray(NamedTuple):

@@ -27,11 +27,9 @@ from pax_export._quantized import (
 from pax_export._types import PyTree
 from pax_export.adapters import apply_changes, chosen_modules
 from pax_export.core import Module, Selection, is_array, named_leaves
-from pax_export.quantization._budget import ChosenBits, choose
 from pax_export.quantization._calibrate import METHODS, observe, static_ranges
 from pax_export.quantization._compare import call_of, checked, compared, loss_of_outputs
-from pax_export.quantization._functions import pair_of, places_of_function
-from pax_export.quantization._gptq import InputMoments, is_matrix, rounded_by_inputs
+from pax_export.quantization._functions import RoundedArray, pair_of, places_of_function
 from pax_export.quantization._places import (
     QuantizableArray,
     other_arrays,
@@ -39,9 +37,21 @@ from pax_export.quantization._places import (
     places_of_tree,
     why_not,
 )
-from pax_export.quantization._report import QuantizationReport, QuantizedLeaf, tree_bytes
-from pax_export.quantization._rounding import LEVELS, fits_halves, rounded
-from pax_export.quantization._training import RoundedArray
+from pax_export.quantization._report import (
+    ChosenBits,
+    QuantizationReport,
+    QuantizedLeaf,
+    choose,
+    tree_bytes,
+)
+from pax_export.quantization._rounding import (
+    LEVELS,
+    InputMoments,
+    fits_halves,
+    is_matrix,
+    rounded,
+    rounded_by_inputs,
+)
 
 Found = tuple[list[QuantizedLeaf], dict[str, str], dict[str, str]]
 Wish = Callable[[QuantizableArray], tuple[Any, str]]

@@ -183,7 +183,7 @@ def test_a_text_that_ends_inside_a_letter_is_compared(job):
     decode, part = job.tokenizer.decode, ids[:-1]  # the last letter has two bytes
     assert decode(part).endswith("\N{REPLACEMENT CHARACTER}")
     for text in (decode(part), decode(part).rstrip("\N{REPLACEMENT CHARACTER}")):
-        assert pax.generation._compare_tokens._ids_of(job, part, text) == part
+        assert pax.generation._job._ids_of(job, part, text) == part
 
 
 def test_a_tokenizer_is_for_whole_models(tmp_path):
@@ -204,7 +204,7 @@ def job(tmp_path):
 def proved(job, monkeypatch, change, prompts=((5, 6, 7), (8, 9))):
     """What the proof says of a runtime whose tokens are those of jax, changed."""
     room = pax.generation._runtimes
-    said = pax.generation._compare_tokens._greedy_tokens(job, prompts, 24)
+    said = pax.generation._job._greedy_tokens(job, prompts, 24)
     made = {"prompts": change(said), "conversation": room.chat_prompt(job)}
     monkeypatch.setattr(pax.generation._gguf, "run_runtime", lambda *_: made)
     return room.prove_continuations(
@@ -233,7 +233,7 @@ def with_stops(lm: pax.nets.Decoder, *stop: int) -> pax.nets.Decoder:
 
 def test_a_runtime_that_does_not_stop_is_refused(job, monkeypatch):
     prompts = ((5, 6, 7), (8, 9))
-    said = pax.generation._compare_tokens._greedy_tokens(job, prompts, 24)
+    said = pax.generation._job._greedy_tokens(job, prompts, 24)
     stop = next(each for each in said[1][:-2] if each not in said[0])
     job = dataclasses.replace(job, lm=with_stops(job.lm, stop))
     ended = said[1][: said[1].index(stop) + 1]
@@ -267,7 +267,7 @@ def test_texts_of_a_runtime_are_compared(job, monkeypatch):
     runtime, ids = pax.generation._export.RUNTIMES["genai"], job.tokenizer.encode
     prompts = [ids("help"), ids("he 12")]
     theirs = {
-        "prompts": pax.generation._compare_tokens._greedy_tokens(job, prompts, 24),
+        "prompts": pax.generation._job._greedy_tokens(job, prompts, 24),
         "texts": prompts,
         "conversation": job.tokenizer.apply_chat_template(
             pax.generation._runtimes.HELLO, add_generation_prompt=True, tokenize=False
@@ -317,7 +317,7 @@ def test_a_template_for_litert_lm_takes_parts_of_texts(job, monkeypatch):
     for given in (messages, parts):
         assert tokenizer.apply_chat_template(given, tokenize=False) == expected
     prompts = [job.tokenizer.encode("help")]
-    said = pax.generation._compare_tokens._greedy_tokens(job, prompts, 24)
+    said = pax.generation._job._greedy_tokens(job, prompts, 24)
     theirs = {"prompts": said, "conversation": "user: [{"}
     monkeypatch.setattr(pax.generation._litertlm, "run_runtime", lambda *_: theirs)
     runtime = pax.generation._export.RUNTIMES["litertlm"]
@@ -332,7 +332,7 @@ def test_ties_may_differ_and_are_reported(job, monkeypatch):
     lm = lm.set_attribute("embed", lm.embed.set_attribute("weight", jax.numpy.asarray(twins)))
     job = dataclasses.replace(job, lm=lm)
     prompts = ((5, 6, 7),)
-    own = pax.generation._compare_tokens._greedy_tokens(job, prompts, 24)[0]
+    own = pax.generation._job._greedy_tokens(job, prompts, 24)[0]
     at = next((at for at, each in enumerate(own) if each < 70), None)
     if at is None:
         pytest.skip("no token of these has a twin")
@@ -362,7 +362,7 @@ def test_another_runtime_of_a_folder_is_compared_or_missed_by_name(job, monkeypa
     assert not details and "npm install @huggingface/transformers" in left_out[0]
     monkeypatch.setattr(genai.shutil, "which", str)
     monkeypatch.setattr(genai, "_PROGRAM", (sys.executable, "-c", ""))
-    said = pax.generation._compare_tokens._greedy_tokens(job, prompts, 24)
+    said = pax.generation._job._greedy_tokens(job, prompts, 24)
     theirs = {"prompts": said, "batch": said, "texts": [], "conversation": room.chat_prompt(job)}
     monkeypatch.setattr(genai, "run_runtime", lambda *_: theirs)
     details, ties, left_out = room._prove_beside(runtime, job, Path("served"), prompts)

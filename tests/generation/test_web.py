@@ -81,11 +81,11 @@ def test_greedy_tokens_in_chromium_are_those_of_jax(tmp_path, monkeypatch):
 def test_other_tokens_are_refused(tmp_path, monkeypatch):
     browsers.with_packages(monkeypatch)
     lm = net("llama", tmp_path / "hf", num_hidden_layers=1)
-    from pax_export.generation import _web
+    from pax_export.generation import _genai
 
-    file = _web._file
+    file = _genai._file
     changed = file("model.js").replace("yield next;", "yield (next + 1) % 5;")
-    monkeypatch.setattr(_web, "_file", lambda name: changed if name == "model.js" else file(name))
+    monkeypatch.setattr(_genai, "_file", lambda name: changed if name == "model.js" else file(name))
     with pytest.raises(ValidationError):
         export(lm, tmp_path / "web", prompts=[[5, 6, 7]])
     assert not (tmp_path / "web").exists()

@@ -23,8 +23,7 @@ import jax
 import numpy as np
 
 import pax_export as pax
-from pax_export.generation._compare_tokens import compare_tokens
-from pax_export.generation._job import Job
+from pax_export.generation._job import Job, compare_tokens
 from tests.memory import peak
 
 ROOM, STEPS = 256, 24

@@ -18,8 +18,12 @@ from pax_export._types import PyTree
 from pax_export.export.artifact.structure import rebuild
 from pax_export.export.formats.tf_functions import call_signature
 from pax_export.export.lowering.lowered_model import lower_signature
-from pax_export.export.orbax._params import Model, broadcast_prefix
-from pax_export.export.orbax._shapes import shapes_of_results, symbolic_shape
+from pax_export.export.orbax._params import (
+    Model,
+    broadcast_prefix,
+    shapes_of_results,
+    symbolic_shape,
+)
 from pax_export.export.orbax.dtensor_utils import tf
 from pax_export.export.pipeline.arguments import PLATFORMS, checked_platforms
 from pax_export.export.tracing.dtypes import check

@@ -12,7 +12,7 @@ import pax_export as pax
 from pax_export.errors import ValidationError
 from pax_export.export import spec, to_onnx, to_saved_model, to_tflite
 from pax_export.export.formats.onnx.graph import RULES
-from pax_export.export.formats.tflite.rule import RULES as TFLITE_RULES
+from pax_export.export.formats.tflite.tensors import RULES as TFLITE_RULES
 from pax_export.export.lowering import lower
 from pax_export.export.pipeline.bisect import _Operations
 from pax_export.export.portable import Rule

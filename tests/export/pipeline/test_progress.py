@@ -3,8 +3,8 @@ import types
 
 import pytest
 
-from pax_export.export.pipeline import progress as showing
-from pax_export.export.pipeline.progress import Progress
+from pax_export.export.pipeline import export_run as showing
+from pax_export.export.pipeline.export_run import Progress
 
 
 def test_a_short_save_is_silent(capfd):

@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from pax_export.export.formats.onnx.sizes import OnnxSizes
 from pax_export.export.formats.onnx.values import (
+    OnnxSizes,
     Value,
     carrier,
     is_number,

@@ -35,8 +35,8 @@ from pax_export._files.paths import as_path
 from pax_export._optional import require
 from pax_export.export.artifact.inspect import damage_as_error
 from pax_export.export.artifact.module_calls import EXPANDED, may_call
+from pax_export.export.artifact.ours import write_anew
 from pax_export.export.artifact.report import REPORT_FILE, Report, package_versions, read_report
-from pax_export.export.artifact.rewriting import write_anew
 from pax_export.export.formats.stablehlo.details import WEIGHT, Details, details_of
 from pax_export.export.formats.stablehlo.exported import Exported, PortableModule, rebuild_functions
 from pax_export.export.formats.stablehlo.library_calls import (

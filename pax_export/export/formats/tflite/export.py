@@ -24,8 +24,8 @@ from pax_export.export.formats.tflite.builder.integers import (
     arithmetic,
     read_integers,
     store_integers,
+    store_small,
 )
-from pax_export.export.formats.tflite.builder.quantize import store_small
 from pax_export.export.formats.tflite.builder.simplify import computed_weights, simplify
 from pax_export.export.formats.tflite.graph import Weights, make_signature
 from pax_export.export.formats.tflite.run import opened, run

@@ -15,14 +15,16 @@ from pax_export.export.formats.tflite.builder import moves
 from pax_export.export.formats.tflite.builder import operators as lite
 from pax_export.export.formats.tflite.builder.encode import TfliteSignature
 from pax_export.export.formats.tflite.builder.graph import Graph, Tensor, of_source
-from pax_export.export.formats.tflite.rule import RULES, Operation, kind
 from pax_export.export.formats.tflite.tensors import (
     CARRIERS,
+    RULES,
+    Operation,
     TfliteSizes,
     constant,
     from_carrier,
     full,
     is_static,
+    kind,
     to_carrier,
 )
 from pax_export.export.lowering.variables import Store

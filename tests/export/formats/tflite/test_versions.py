@@ -11,8 +11,8 @@ import tensorflow as tf
 from ai_edge_litert import schema_py_generated as schema
 
 import pax_export as pax
+from pax_export.export.formats.tflite.builder.encode import version
 from pax_export.export.formats.tflite.builder.graph import Operator, Tensor
-from pax_export.export.formats.tflite.builder.versions import version
 
 NAMES = {number: name for name, number in vars(schema.BuiltinOperator).items() if name.isupper()}
 DTYPES = {number: name.lower() for name, number in vars(schema.TensorType).items()}

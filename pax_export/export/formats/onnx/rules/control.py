@@ -11,8 +11,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pax_export._jax import scan_operands
-from pax_export.export.formats.onnx.graph import GraphBuilder, all_nodes, bodies, rule, values_of
-from pax_export.export.formats.onnx.values import Value, is_number
+from pax_export.export.formats.onnx.graph import (
+    GraphBuilder,
+    all_nodes,
+    bodies,
+    is_number,
+    rule,
+    values_of,
+)
+from pax_export.export.formats.onnx.values import Value
 from pax_export.export.portable.decompositions.control import is_of_one, is_of_two
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from pax_export._quantized import Form, unpacked
 from pax_export.export.formats.onnx.graph import GraphBuilder, rule
-from pax_export.export.formats.onnx.rules.products import product
+from pax_export.export.formats.onnx.rules.convolutions import product
 from pax_export.export.formats.onnx.values import Value, carrier
 from pax_export.export.validation.integers import Quantized
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from pax_export.export.formats.onnx.graph import GraphBuilder, rule
-from pax_export.export.formats.onnx.rules.products import product
+from pax_export.export.formats.onnx.rules.convolutions import product
 from pax_export.export.formats.onnx.values import Value, carrier
 from pax_export.export.portable.decompositions.reductions import of_truth_values
 

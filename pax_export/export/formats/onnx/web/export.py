@@ -14,6 +14,7 @@ from typing import Any, Unpack
 from pax_export._errors import NotValidatedWarning, UnsupportedDtypeError
 from pax_export._files import checksums, overwrite_guard
 from pax_export._optional import find, is_installed, require
+from pax_export.export.artifact.card import javascript_name
 from pax_export.export.artifact.report import (
     ArrayInfo,
     Report,
@@ -21,7 +22,6 @@ from pax_export.export.artifact.report import (
     package_versions,
     write_report,
 )
-from pax_export.export.artifact.snippets import javascript_name
 from pax_export.export.formats.loaded_file import LoadedFile
 from pax_export.export.formats.onnx import WEB
 from pax_export.export.formats.onnx.export import OPSET, OnnxContents, OnnxExporter, OnnxModelFile

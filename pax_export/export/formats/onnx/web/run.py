@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from pax_export.export.artifact.card import javascript_name
 from pax_export.export.artifact.report import Report, read_report
-from pax_export.export.artifact.snippets import javascript_name
 from pax_export.export.formats.onnx.run_others import pack_array, unpack_array
 from pax_export.export.formats.onnx.web import browser
 

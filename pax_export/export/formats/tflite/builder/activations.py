@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from pax_export.export.formats.tflite.builder.emit import emit
 from pax_export.export.formats.tflite.builder.encode import graphs_of
-from pax_export.export.formats.tflite.builder.graph import Graph, Operator, Tensor
+from pax_export.export.formats.tflite.builder.graph import Graph, Operator, Tensor, emit
 from pax_export.export.formats.tflite.builder.integers import Stored, weight_constants
 from pax_export.export.formats.tflite.builder.moves import is_turned, permutation_of, transpose
 from pax_export.export.formats.tflite.builder.simplify import drop_unread

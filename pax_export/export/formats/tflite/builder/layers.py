@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from pax_export.export.formats.tflite.builder import moves, operators
-from pax_export.export.formats.tflite.builder.emit import constant, emit, tensor
-from pax_export.export.formats.tflite.builder.graph import Tensor
+from pax_export.export.formats.tflite.builder.graph import Tensor, constant, emit, tensor
 from pax_export.export.formats.tflite.builder.moves import transpose
 
 

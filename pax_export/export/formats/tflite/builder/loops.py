@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pax_export.export.formats.tflite.builder.emit import constant, tensor
-from pax_export.export.formats.tflite.builder.graph import Graph, Tensor, current
+from pax_export.export.formats.tflite.builder.graph import Graph, Tensor, constant, current, tensor
 from pax_export.export.formats.tflite.builder.moves import identity, reshape
 
 

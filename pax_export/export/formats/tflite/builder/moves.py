@@ -8,15 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from pax_export.export.formats.tflite.builder.emit import (
+from pax_export.export.formats.tflite.builder.graph import (
+    ARITHMETIC,
+    Tensor,
     alike,
     constant,
+    current,
     emit,
     float32,
     int32,
     tensor,
 )
-from pax_export.export.formats.tflite.builder.graph import ARITHMETIC, Tensor, current
 
 
 def one(*arguments: Any, **options: Any) -> Tensor:

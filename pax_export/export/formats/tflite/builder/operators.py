@@ -12,17 +12,19 @@ from typing import Any
 import numpy as np
 
 from pax_export._types import DTypeLike
-from pax_export.export.formats.tflite.builder.emit import (
+from pax_export.export.formats.tflite.builder.graph import (
+    ARITHMETIC,
+    Tensor,
     alike,
     bool_,
     constant,
+    current,
     emit,
     float32,
     int32,
     int64,
     tensor,
 )
-from pax_export.export.formats.tflite.builder.graph import ARITHMETIC, Tensor, current
 from pax_export.export.formats.tflite.builder.moves import (
     before_transpose,
     is_turned,

@@ -10,13 +10,14 @@ import numpy as np
 from pax_export.export.formats.tflite.builder import moves
 from pax_export.export.formats.tflite.builder import operators as lite
 from pax_export.export.formats.tflite.builder.graph import Tensor
-from pax_export.export.formats.tflite.rule import Operation, rule
 from pax_export.export.formats.tflite.rules.arithmetic import like, logical_shift
 from pax_export.export.formats.tflite.tensors import (
     NARROW,
+    Operation,
     broadcast,
     constant,
     is_static,
+    rule,
     single,
     wrapped,
 )

@@ -11,9 +11,16 @@ from pax_export._jax import scan_operands
 from pax_export._types import PyTree, TracedProgram
 from pax_export.export.formats.tflite.builder import loops, moves
 from pax_export.export.formats.tflite.builder import operators as lite
-from pax_export.export.formats.tflite.rule import Operation, kind, rule
-from pax_export.export.formats.tflite.rules.indexing import bytes_of, updated
-from pax_export.export.formats.tflite.tensors import CARRIERS, constant, full, is_static
+from pax_export.export.formats.tflite.rules.layout import bytes_of, updated
+from pax_export.export.formats.tflite.tensors import (
+    CARRIERS,
+    Operation,
+    constant,
+    full,
+    is_static,
+    kind,
+    rule,
+)
 from pax_export.export.portable.decompositions.control import is_of_one, is_of_two
 
 

@@ -11,10 +11,17 @@ from pax_export._types import PyTree
 from pax_export.export.formats.tflite.builder import layers, moves
 from pax_export.export.formats.tflite.builder import operators as lite
 from pax_export.export.formats.tflite.builder.graph import Tensor
-from pax_export.export.formats.tflite.rule import Operation, rule
 from pax_export.export.formats.tflite.rules.arithmetic import converted
 from pax_export.export.formats.tflite.rules.layout import cut, padded
-from pax_export.export.formats.tflite.tensors import CARRIERS, in_order, is_static, reshape, wrapped
+from pax_export.export.formats.tflite.tensors import (
+    CARRIERS,
+    Operation,
+    in_order,
+    is_static,
+    reshape,
+    rule,
+    wrapped,
+)
 from pax_export.export.portable.decompositions.convolutions import is_plain_convolution
 from pax_export.export.portable.decompositions.windows import is_plain_window
 
