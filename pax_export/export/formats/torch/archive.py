@@ -1,5 +1,7 @@
 """Writes a module as programs of `torch.export`, one for each method, in one archive."""
 
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+# torch is not among the packages of the tests.
 from __future__ import annotations
 
 import importlib

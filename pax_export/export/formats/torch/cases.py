@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -60,7 +60,7 @@ class GradientCases(ProgramCases):
     def _gradient_alternatives(self, case: Case, run: Run) -> Iterator[Any]:
         yield from self.alternatives(case, run)
 
-    def _named(self, found: Sequence[Any]) -> Mapping[str, np.ndarray]:
+    def _named(self, found: Sequence[Any]) -> Arrays:
         named: dict[str, np.ndarray] = {}
         for place, value in zip(self._wrt, found):
             name, value = f"gradient:{self._names[place]}", np.asarray(value)

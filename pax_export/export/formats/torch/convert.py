@@ -1,5 +1,7 @@
 """Traced programs as graphs of torch, and a module that runs them."""
 
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+# torch is not among the packages of the tests.
 from __future__ import annotations
 
 import dataclasses
@@ -97,8 +99,8 @@ class _Writer:
             with builder.new_graph(self._module) as frame:
                 names = argument_names(program.inputs.structure())
                 held = [
-                    frame.graph.placeholder(re.sub(r"\W|^(?=\d)", "_", each.name or "literal"))
-                    for each in portable.weights
+                    frame.graph.placeholder(re.sub(r"\W", "_", f"weight_{number}_{each.name}"))
+                    for number, each in enumerate(portable.weights)
                 ]
                 given = {name: frame.graph.placeholder(name) for name in names.values()}
                 inputs = self._inputs(given, names)

@@ -1,5 +1,7 @@
 """`to_torch` and `as_torch`: exports a model as a program, or as a module, of PyTorch."""
 
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+# torch is not among the packages of the tests.
 from __future__ import annotations
 
 import importlib

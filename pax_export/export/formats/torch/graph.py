@@ -1,5 +1,7 @@
 """A builder of graphs of torch: calls, constants, bodies of loops."""
 
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+# torch is not among the packages of the tests.
 from __future__ import annotations
 
 import functools

@@ -4,6 +4,8 @@ In Python they are Python's own loops, which autograd follows; for `torch.export
 operators of higher order.
 """
 
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+# torch is not among the packages of the tests.
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -1,5 +1,7 @@
 """TorchModule: arrays under the paths of the leaves, and a method for each program."""
 
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+# torch is not among the packages of the tests.
 from __future__ import annotations
 
 import keyword

@@ -71,15 +71,14 @@ def broadcast_to(builder: Any, x: TorchValue, result: Any, places: Sequence[int]
         return TorchValue(full, dtype, shape, None, x.number, True)
     source = x.thin if x.thin is not None else builder.node_of(x)
     bare = x.bare or (x.rank == 0 and x.thin is None)
-    trails = list(places) == list(range(len(shape) - len(places), len(shape)))
-    thin = source if bare or trails else builder.add_axes(source, added)
+    thin = source if bare else builder.add_axes(source, added)
     grows = (
         any(not same_size(shape[axis], 1) for axis in added)
         or bool(bare and shape)
         or any(not same_size(x.shape[axis], shape[place]) for axis, place in enumerate(places))
     )
     if not grows and x.thin is None:
-        return TorchValue(builder.add_axes(thin, added) if trails else thin, dtype, shape)
+        return TorchValue(thin, dtype, shape)
     if isinstance(thin, (bool, int, float)):
         full = builder("full", builder.sizes.shape(shape), thin, **builder.kind_of(dtype))
         return TorchValue(full, dtype, shape, None, thin, True)

@@ -194,7 +194,7 @@ def _is_pool(equation: Any) -> bool:
     return is_plain_window(equation) and all(is_number(each) and each == 0 for each in ends)
 
 
-def _window(builder: Any, x: TorchValue, window: Any, value: float) -> tuple[int, Any, list, list]:
+def _window(builder: Any, x: TorchValue, window: Any, value: float) -> Any:
     node = filled_around(builder, builder.node_of(x), window["padding"], value)
     shapes = ([int(each) for each in window[name][2:]]
               for name in ("window_dimensions", "window_strides"))  # fmt: skip
