@@ -1,4 +1,4 @@
-"""Error and warning classes: *what* is wrong, *where*, what was *got*, what to *write*.
+"""Error and warning classes: *what* is wrong, *where*, what was *got*, and the *fix*.
 
 Each class derives from the built-in error that callers of PAX, jax or orbax catch. A new one
 is also listed in `pax_export.errors` and docs/api/errors.md.
@@ -92,7 +92,7 @@ class PaxError(Exception):
         >>> print(PaxError("No such layer.", where="encoder.fc", write="model.encoder.fc2"))
         No such layer.
           where: encoder.fc
-          write: model.encoder.fc2
+          fix: model.encoder.fc2
     """
 
     __module__ = _PUBLIC
@@ -120,11 +120,13 @@ class PaxError(Exception):
 
     def __str__(self) -> str:
         lines = [self.what]
-        for label in ("where", "got", "write"):
-            text = getattr(self, label)
-            if text is not None:
-                lines.append(f"  {label}: {text}")
+        lines += [f"  {label}: {text}" for label, text in self.parts()]
         return "\n".join(lines)
+
+    def parts(self) -> list[tuple[str, str]]:
+        """What stands below the first line, with its headings."""
+        said = {"where": self.where, "got": self.got, "fix": self.write}
+        return [(label, f"{text}") for label, text in said.items() if text is not None]
 
 
 @contextmanager

@@ -318,7 +318,7 @@ def test_an_exception_leaves_no_submodule():
 LACKING = [
     "A lazy module lacks a submodule, and cannot create it where it is not open for change.",
     "  where: MLP.fc_0",
-    "  write: module = pax.experimental.materialize(module, x) with an example input x, "
+    "  fix: module = pax.experimental.materialize(module, x) with an example input x, "
     "before jit, grad or export; or module, y = module % x",
 ]
 

@@ -46,7 +46,7 @@ def test_the_message_can_be_pasted(ask):
         ask("no_such_package", "stablehlo", "to_something")
     assert str(caught.value) == (
         "to_something needs the package 'no_such_package', which is not installed.\n"
-        '  write: python -m pip install "safetensors>=0.7" "zlib-ng>=0.5" "flatbuffers>=24.3.25" '
+        '  fix: python -m pip install "safetensors>=0.7" "zlib-ng>=0.5" "flatbuffers>=24.3.25" '
         "(the extra [stablehlo] of pax-export)"
     )
 

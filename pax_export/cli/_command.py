@@ -105,8 +105,7 @@ def report_errors(command: Command) -> Command:
 
 def fail(error: PaxError) -> None:
     """Prints an error as one line."""
-    labels = ("where", "got", "write")
-    parts = [f"{label}: {text}" for label in labels if (text := getattr(error, label)) is not None]
+    parts = [f"{label}: {text}" for label, text in error.parts()]
     line = error.what + (f" {'; '.join(parts)}" if parts else "")
     for argument, option in _OPTIONS.items():
         line = line.replace(argument, option)

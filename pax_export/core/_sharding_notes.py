@@ -17,7 +17,7 @@ from pax_export.core._tree import Node, attributes_of
 
 _BEGIN = "pax_export: on a mesh with Explicit axes jax asks how this result lies, "
 _ADVICE = (
-    "  write: out_sharding=P(...) where the operation takes it (jnp.dot, jnp.einsum, "
+    "  fix: out_sharding=P(...) where the operation takes it (jnp.dot, jnp.einsum, "
     "x.at[i].get), or before it jax.sharding.reshard(x, P(...)) of an operand, so that both "
     "lie alike or are whole along the axis that is summed; pax.Linear, pax.Conv2D and the other "
     "layers answer by themselves; on a mesh of pax.sharding.make_mesh, whose axes are Auto, "

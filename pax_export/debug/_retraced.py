@@ -46,7 +46,7 @@ def why_retraced(function: Callable[..., Any]) -> Callable[..., Any]:
         A function is retraced.
           where: <lambda>
           got: x: float32[2] before, float32[3] now
-          write: arguments with equal structure, static data, shapes and dtypes
+          fix: arguments with equal structure, static data, shapes and dtypes
     """
     seen: dict[Any, list[SeenCall]] = {}
     code = _code_of(function)

@@ -142,7 +142,7 @@ def explain_keywords(table: Mapping[str, str]) -> Callable[[Callable[P, R]], Cal
         total has no argument `dim`.
           where: total
           got: dim=0
-          write: axis=..., as numpy calls it
+          fix: axis=..., as numpy calls it
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:

@@ -173,7 +173,7 @@ class QuantizationReport:
             more = f" and {len(rest)} more, {bytes_text(self._bytes(rest))}" if rest else ""
             lines.append(f"  kept ({reason}): {named}{more}")
             if reason == NO_LAYER and self._bytes(names) > _LARGE:
-                lines.append(f"    write: {_ALL_ARRAYS}, which quantizes what calls multiply with")
+                lines.append(f"    fix: {_ALL_ARRAYS}, which quantizes what calls multiply with")
         return "\n".join(lines)
 
     def _bytes(self, names: list[str]) -> int:

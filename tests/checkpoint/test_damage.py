@@ -81,7 +81,7 @@ def test_numbers_that_differ_from_those_that_were_saved(whole, tmp_path):
         OSError,
         "checkpoint",
         f"where: model.weight: float32[64,48], in {copy}/1/model",
-        "write: another step",
+        "fix: another step",
     ):
         Checkpoints(copy).restore(model=SHAPES)
 

@@ -139,7 +139,7 @@ def test_unknown_trees_are_refused_in_a_few_lines(tmp_path):
         "The checkpoint has no tree with this name.\n"
         f"  where: {tmp_path}/1\n"
         "  got: modle; it has model, optimizer\n"
-        "  write: restore(model=...)"
+        "  fix: restore(model=...)"
     )
     assert len(caught.value.report.missing) == 140
     assert checkpoints.restore(strict=False, modle=target).report.loaded == ()

@@ -192,7 +192,7 @@ def test_another_target(here, capsys, quick):
     arguments = ("cli_factories:net", "out", "--input", "n, 3", "--target", "stablehlo")
     assert export(*arguments, "--trainable") == 1
     error = capsys.readouterr().err
-    assert "got: --trainable with --target stablehlo; write: --target savedmodel\n" in error
+    assert "got: --trainable with --target stablehlo; fix: --target savedmodel\n" in error
     assert export(*arguments, "--vjp-order", "1", "--platform", "cpu", "--validate", "no") == 0
     assert "as a StableHLO bundle" in capsys.readouterr().out
     assert main(["inspect", "out", "--json"]) == 0
@@ -225,7 +225,7 @@ def test_several_methods_each_with_inputs_of_its_own(here, capsys, quick):
     ("arguments", "message"),
     [
         (("--method", "a=encode", "--method", "b=__call__", "--input", "n, 3"),
-         'write: --input "a:n, 3" or --input "b:n, 3"'),
+         'fix: --input "a:n, 3" or --input "b:n, 3"'),
         (("--method", "a=encode", "--method", "a=__call__", "--input", "n, 3"),
          "where: a; got: a=__call__"),
         (("--method", "encode", "--input", "n, 3"), "got: encode;"),
@@ -252,7 +252,7 @@ def test_a_method_alone_needs_no_key_before_its_inputs(here, capsys):
 def test_tflite_from_export_to_run(here, capsys, quick):
     arguments = ("cli_factories:net", "net.tflite", "--input", "2, 3", "--target", "tflite")
     assert export(*arguments, "--opset", "21") == 1
-    assert "write: --target onnx" in capsys.readouterr().err
+    assert "fix: --target onnx" in capsys.readouterr().err
     assert export(*arguments, "--quantize", "float16") == 0
     out = capsys.readouterr().out
     assert "Sequential as a TFLite model" in out

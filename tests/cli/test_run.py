@@ -61,13 +61,13 @@ def test_a_signature_is_chosen(saved, call):
     )  # fmt: skip
     assert call("run", "out", "--input", "x.npy", "--signature", "down")[0] == 0
     code, _, error = call("run", "out", "--input", "x.npy")
-    assert (code, "write: --signature up or --signature down" in error) == (1, True)
+    assert (code, "fix: --signature up or --signature down" in error) == (1, True)
 
 
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        ((), "error: The export takes other inputs. got: none; write: --input x=FILE.npy"),
+        ((), "error: The export takes other inputs. got: none; fix: --input x=FILE.npy"),
         (("z=x.npy",), "error: The export takes other inputs. got: z=x.npy"),
         (("x.npy", "x=x.npy"), "error: The export takes other inputs."),
         (("x=missing.npy",), "error: The file contains no array. where: x; got: missing.npy"),

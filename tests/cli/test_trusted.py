@@ -37,7 +37,7 @@ def test_run_refuses_and_runs_when_it_is_trusted(reader, call):
         "pax-export: error: The SavedModel contains operations that are not allowed in untrusted "
         "models. where: reader; got: ReadFile in __inference_"
     )
-    assert error.endswith("write: --trusted, if you trust its source and allow these operations")
+    assert error.endswith("fix: --trusted, if you trust its source and allow these operations")
     code, out, _ = call("run", "reader", "--input", "x.npy", "--trusted")
     assert (code, "y: float32[2]" in out) == (0, True)
 
@@ -85,5 +85,5 @@ def test_what_tensorflow_runs_itself_is_no_signature_to_call(here, call):
     old = of_tensorflow_1(tf, here)
     assert call("run", old, "--signature", "__saved_model_init_op")[2].startswith(
         "pax-export: error: The export does not have this signature. got: __saved_model_init_op; "
-        "write: --signature serving_default"
+        "fix: --signature serving_default"
     )

@@ -50,7 +50,7 @@ print(model(np.ones((1, 3)))["y"].shape, model)
     assert "serving_default (n=5): ok, y [5, 4]\n" in done.stdout
     assert "y: float32[2, 4]\n[0, 0, 0, 1]\n(1, 4) LoadedModel(" in done.stdout
     (error,) = (line for line in done.stderr.splitlines() if line.startswith("pax-export: error"))
-    assert "needs the package 'jax', which is not installed. write: python -m pip" in error
+    assert "needs the package 'jax', which is not installed. fix: python -m pip" in error
     assert not (here / "new").exists()
 
 

@@ -76,7 +76,7 @@ print(pax.version, sys.modules["pax"] is pax)
     assert lines == [
         "install_as_pax was called too late: another package is already imported as 'pax'.",
         f"  got: {tmp_path / 'pax.py'}",
-        "  write: pax_export.install_as_pax() before the first import of pax and opax",
+        "  fix: pax_export.install_as_pax() before the first import of pax and opax",
         "1 True",
     ]
 
@@ -172,7 +172,7 @@ except ImportError as error:
 """
     ) == [
         "import opax needs the package 'opax', which is not installed.",
-        '  write: python -m pip install "opax>=0.2.11" (the extra [opax] of pax-export)',
+        '  fix: python -m pip install "opax>=0.2.11" (the extra [opax] of pax-export)',
     ]
 
 

@@ -185,7 +185,7 @@ def test_a_change_outside_is_refused_and_explained():
     assert str(caught.value).splitlines() == [
         "A list of an immutable module cannot be changed in place.",
         "  got: [Dense(din=2, dout=2), Dense(din=2, dout=2)]",
-        "  write: module = module.replace(name=...), with a new list; or change it in a function "
+        "  fix: module = module.replace(name=...), with a new list; or change it in a function "
         "decorated with pax.pure",
     ]
 

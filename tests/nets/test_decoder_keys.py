@@ -81,7 +81,7 @@ def test_keys_without_effect_are_ignored():
     ("others", "text"),
     [
         ({"embedding_multiplier": 12.0, "logits_scaling": 8.0},
-         "got: embedding_multiplier: 12.0, logits_scaling: 8.0\n  write: " + BY_HAND),
+         "got: embedding_multiplier: 12.0, logits_scaling: 8.0\n  fix: " + BY_HAND),
         ({"quantization_config": {"quant_method": "int8"}},
          "config.json: quantization_config\n  got: {'quant_method': 'int8'}\n"),
         ({"model_type": "gemma3_text", "hidden_act": None, "use_bidirectional_attention": True},

@@ -138,7 +138,7 @@ def test_queries_and_keys_may_be_normalized_by_all_heads_together():
             lambda: pax.GroupedQueryAttention(12, 6, 4),
             ["where: GroupedQueryAttention.num_kv_heads", "got: 4 for 6 heads", "a divisor of 6"],
         ),
-        (lambda: pax.GroupedQueryAttention(12, 5), ["write: head_size="]),
+        (lambda: pax.GroupedQueryAttention(12, 5), ["fix: head_size="]),
         (
             lambda: pax.dot_product_attention(Q, Q[:, :, :4], Q[:, :, :4]),
             ["query (2, 7, 6, 4)", "key (2, 7, 4, 4)"],
@@ -149,14 +149,14 @@ def test_queries_and_keys_may_be_normalized_by_all_heads_together():
         ),
         (
             lambda: pax.dot_product_attention(Q, K, V, softcap=2.0, implementation="cudnn"),
-            ["got: 'cudnn' with softcap=2.0", "write: implementation=None"],
+            ["got: 'cudnn' with softcap=2.0", "fix: implementation=None"],
         ),
         (  # float32, which the kernel refuses, if there is cuDNN at all
             lambda: pax.dot_product_attention(Q, K, V, implementation="cudnn"),
             [
                 "where: dot_product_attention.implementation",
                 "got: 'cudnn' with float32[2, 7, 6, 4]",
-                "write: implementation=None",
+                "fix: implementation=None",
             ],
         ),
         (lambda: pax.GroupedQueryAttention(12, 6)(X[0, 0]), ["[batch, length, dim]"]),

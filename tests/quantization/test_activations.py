@@ -387,8 +387,8 @@ def test_a_report_says_what_rounded_outputs_lose(write, tmp_path):
     added = report.details["quantized"]["kernels add"]
     apart = np.abs(load(tmp_path / "m")(images) - small(images)).mean()
     assert_close(added["mean"], apart, rtol=0.02)  # on the examples alone
-    assert ("of the outputs; write: accuracy_level=1" in str(report)) == (
+    assert ("of the outputs; fix: accuracy_level=1" in str(report)) == (
         added["mean"] > 0.1 * added["scale"]
     )
     report = write(small, tmp_path / "random", spec("16, 8, 8, 3"))
-    assert "of the outputs; write: accuracy_level=1" in str(report)
+    assert "of the outputs; fix: accuracy_level=1" in str(report)

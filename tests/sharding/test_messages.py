@@ -24,7 +24,7 @@ def table(rules, mesh=MESH, tree=None):
 
 MISTAKES = [
     (lambda: table({"*.0.weight": P(None, "modle")}), "modules.0.weight",
-     ["P(None, 'modle') of '*.0.weight'", "(6, 8)", "data=2, model=4", "write: 'model'"]),
+     ["P(None, 'modle') of '*.0.weight'", "(6, 8)", "data=2, model=4", "fix: 'model'"]),
     (lambda: table(None, tree=pax.Linear(2, 2).with_sharding(weight=("rows", None))), "weight",
      ["P('rows', None) of with_sharding"]),
     (lambda: table(sharding.fully_sharded("fsdp")), "fully_sharded", ["axis='fsdp'"]),
@@ -106,6 +106,6 @@ def test_mistakes_are_refused(call, where, names):
 
 @pytest.mark.parametrize("case", WRONG_TYPES)
 def test_wrong_types_are_refused(case):
-    with refused(InvalidArgumentTypeError, "write: ") as caught:
+    with refused(InvalidArgumentTypeError, "fix: ") as caught:
         WRONG_TYPES[case]()
     assert isinstance(caught.value, TypeError)

@@ -43,7 +43,7 @@ def test_all_differences_are_in_one_error(path):
         "  - weight: float32[3,2] in the file, float32[2,3] in the module\n"
         "  - bias: float16[3] in the file, float32[3] in the module\n"
         f"  where: {path}\n"
-        "  write: the module that was saved, or load_weights(module, path, strict=False) "
+        "  fix: the module that was saved, or load_weights(module, path, strict=False) "
         "to load matching leaves"
     )
     assert caught.value.report.missing == ("gone", "list.0")

@@ -439,7 +439,7 @@ def quantized_lines(report: Report) -> list[str]:
         lines.append(f"  kernels add {_loss_text(added)}")
         if added.get("mean", 0) > _MUCH * added.get("scale", 0):
             lines.append(
-                f"    which is {added['mean'] / added['scale']:.0%} of the outputs; write: "
+                f"    which is {added['mean'] / added['scale']:.0%} of the outputs; fix: "
                 "accuracy_level=1, which does not round between layers, or other activations= of "
                 "pax.quantize, by examples= of what the model is called with"
             )

@@ -69,7 +69,7 @@ def test_an_installed_format_on_the_command_line(site, tmp_path):
     report = Report.read(tmp_path / "net")
     assert (report.target, report.validated) == ("numpy_program", "here")
     assert report.details["runs_in"] == "numpy"
-    assert "write: --trusted" in call("run", "net", "--input", "x.npy").stderr
+    assert "fix: --trusted" in call("run", "net", "--input", "x.npy").stderr
     done = call("run", "net", "--input", "x.npy", "--trusted")
     assert (done.returncode, "output: float32[3, 2]" in done.stdout) == (0, True), done.stderr
 

@@ -107,7 +107,7 @@ def test_the_command_line_knows_it(installed, tmp_path, capsys):
     assert main(["export", FACTORY, path, "--target", "toy", "--input", "n, 3"]) == 0
     assert "Linear as a toy" in capsys.readouterr().out
     assert main(["export", FACTORY, path + "2", "--input", "n, 3", "--scale", "1"]) == 1
-    assert "write: --target toy" in capsys.readouterr().err
+    assert "fix: --target toy" in capsys.readouterr().err
     np.save(tmp_path / "x.npy", np.ones((2, 3), np.float32))
     assert main(["run", path, "--input", str(tmp_path / "x.npy"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["outputs"]["output"]["shape"] == [2, 2]

@@ -155,7 +155,7 @@ def test_sizes_known_from_an_expression_alone(tmp_path):
     to_onnx(pairs, tmp_path / "m.onnx", spec("2*n"), constraints=("n >= 4",), validate=False)
     call = load(tmp_path / "m.onnx")
     assert call(np.ones(8, "float32")).shape == (4,)
-    for size, *names in [(6, "n = 3", "write: n >= 4"), (9, "got: [9]", "write: [2*n]")]:
+    for size, *names in [(6, "n = 3", "fix: n >= 4"), (9, "got: [9]", "fix: [2*n]")]:
         with pytest.raises(InvalidArgumentError) as caught:
             call(np.ones(size, "float32"))
         assert all(name in str(caught.value) for name in names)

@@ -175,7 +175,7 @@ def test_a_hidden_array(tmp_path):
     [
         (pax.Module, spec("n"), None, ["Module"]),
         (Net, {"a": spec("n, 3")}, {"a": "encoder"}, ["where: methods['a']", "got: 'encoder'"]),
-        (Net, spec("n, 3"), {"a": "encode"}, ["write: inputs={'a': ...}"]),
+        (Net, spec("n, 3"), {"a": "encode"}, ["fix: inputs={'a': ...}"]),
         (lambda: ({}, lambda p, x: None), spec("n"), None, ["array"]),
     ],
 )

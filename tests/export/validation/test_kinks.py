@@ -95,7 +95,7 @@ def test_the_place_of_a_maximum_may_be_the_other_of_two_equal_ones():
 
 def test_nonfinite_random_inputs_ask_for_examples(tmp_path):
     calls = cases(lambda p, x: jnp.linalg.cholesky(x), spec("n, 4, 4"), vjp_order=0)
-    with refused(ValidationError, "write: examples=[...]", "jax itself gives"):
+    with refused(ValidationError, "fix: examples=[...]", "jax itself gives"):
         judged(calls, lambda r: {"output": np.ones_like(r["output"])})
 
     def broken(path, given):

@@ -196,7 +196,7 @@ def test_a_function_that_cannot_lie_anywhere_is_asked_for_in_our_words(mesh):
     assert text.startswith(
         "jax cannot infer the sharding of the function's result on Explicit axes."
     )
-    assert "write: jax.sharding.reshard(x, P('data')) of its arguments" in text
+    assert "fix: jax.sharding.reshard(x, P('data')) of its arguments" in text
 
 
 def test_a_mistake_in_a_function_stays_what_it_is(mesh):
@@ -255,7 +255,7 @@ def test_jaxs_message_about_a_users_own_module_gets_a_note(how, way, mesh):
     (note,) = [note for note in error.value.__notes__ if note.startswith("pax_export: ")]
     assert "asks how this result lies" in note
     assert "where: modules.1: Head (on_explicit_axes.py:" in note
-    assert "write: out_sharding=P(...)" in note
+    assert "fix: out_sharding=P(...)" in note
     assert "jax.sharding.reshard(x, P(...))" in note
 
 

@@ -169,7 +169,7 @@ def test_wrong_arguments_are_refused_as_at_the_first_call(export, direct):
         "An argument has a different dtype than the exported one.\n"
         "  where: serving_default: x\n"
         "  got: float64\n"
-        "  write: float32",
+        "  fix: float32",
     )
 
 

@@ -148,7 +148,7 @@ def test_each_method_has_processors_of_its_own(export):
 
 
 def test_text_that_a_preprocessor_cannot_read_needs_examples(tmp_path):
-    with pytest.raises(ValidationError, match=r"(?s)cannot be called.*write: examples="):
+    with pytest.raises(ValidationError, match=r"(?s)cannot be called.*fix: examples="):
         to_saved_model(
             (affine_params(), affine), tmp_path / "model", spec("n, 3"),
             preprocess=tf.strings.to_number, preprocess_inputs=spec("n, 3", "string"),
@@ -223,7 +223,7 @@ text = spec("n", "string")
         ({"preprocess_inputs": text}, "requires preprocess"),
         (
             {"preprocess": lambda t: tf.strings.length(t), "preprocess_inputs": text},
-            r"got: int32\(None,\)\n  write: x: float32\[n, 3\]",
+            r"got: int32\(None,\)\n  fix: x: float32\[n, 3\]",
         ),
         (
             {"preprocess": lambda t: tf.zeros([2, 4]), "preprocess_inputs": text},

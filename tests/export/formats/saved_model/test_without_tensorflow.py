@@ -78,7 +78,7 @@ def test_the_report_and_a_warning_say_that_it_is_not_validated(said, folder):
     assert "  left out    not validated: TensorFlow is not installed\n" in text
     assert "  validated   no\n" in text and "load TensorFlow" not in text
     assert warning.startswith("NotValidatedWarning: The export is not validated: ")
-    assert f"  write: {INSTALL}, or validate=False" in warning
+    assert f"  fix: {INSTALL}, or validate=False" in warning
     report = Report.read(folder / "True")
     assert report.left_out == ("not validated: TensorFlow is not installed",)
     assert report.validated is None and "tensorflow" not in report.versions
@@ -94,7 +94,7 @@ def test_who_asks_for_no_calls_is_not_warned(said, folder):
 def test_a_test_that_was_asked_for_is_refused(said, folder, way):
     (error,) = said[way]
     assert error.startswith(f"MissingPackageError: to_saved_model(..., validate={way!r}) needs")
-    assert f"  write: {INSTALL} (the extra [tensorflow] of pax-export)" in error
+    assert f"  fix: {INSTALL} (the extra [tensorflow] of pax-export)" in error
     assert not (folder / way).exists()
 
 

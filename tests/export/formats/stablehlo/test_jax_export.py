@@ -245,7 +245,7 @@ def test_nodes_in_a_function_of_jax_are_written_if_jax_is_told_how(tmp_path):
 
     point = Point(jnp.ones(3), jnp.zeros(3))
     exported = jax_export.export(jax.jit(turn))(point, jnp.ones((2, 3)))
-    with pytest.raises(errors.InvalidArgumentError, match="(?s)Point.*write: .*register_named"):
+    with pytest.raises(errors.InvalidArgumentError, match="(?s)Point.*fix: .*register_named"):
         to_stablehlo(exported, tmp_path / "bundle")
     assert not list(tmp_path.iterdir())
     jax_export.register_namedtuple_serialization(Point, serialized_name="tests.Point")
@@ -259,7 +259,7 @@ def test_nodes_in_a_function_of_jax_are_written_if_jax_is_told_how(tmp_path):
         [sys.executable, "-c", program, str(tmp_path / "bundle")],
         capture_output=True, text=True, env=os.environ | {"PYTHONPATH": os.getcwd()},
     )  # fmt: skip
-    assert "write: jax.export.register_namedtuple_serialization or" in done.stderr
+    assert "fix: jax.export.register_namedtuple_serialization or" in done.stderr
 
 
 def test_typed_keys_as_weights_and_as_arguments(save):

@@ -171,7 +171,7 @@ def test_weights_can_be_read_and_replaced(bundle, path, net):
     assert_close(bundle(random(2, 3)), net(random(2, 3)), rtol=1e-6)
     with pytest.raises(errors.InvalidArgumentError, match="not have this weight"):
         bundle.replace_weights({"weight": jnp.zeros((3, 4))})
-    with pytest.raises(errors.InvalidArgumentError, match=r"write: float32\[3, 4\]"):
+    with pytest.raises(errors.InvalidArgumentError, match=r"fix: float32\[3, 4\]"):
         bundle.replace_weights({"layer.weight": jnp.zeros((4, 3))})
     with refused(errors.InvalidArgumentError, where="layer.bias", got="list[4]"):
         bundle.replace_weights({"layer.bias": [0.0] * 4})
