@@ -1,13 +1,4 @@
-"""Atomic writes of files and directories."""
+"""Atomic writes of files and directories.
 
-from pax_export._files import (
-    checksums,
-    directory,
-    disk,
-    html_text,
-    overwrite_guard,
-    single_file,
-    stale_temporaries,
-    system,
-)
-from pax_export._files.disk import bytes_text
+It imports none of its files: threads that load two of them at once would wait for each other.
+"""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pax_export._errors import InvalidArgumentTypeError
-from pax_export._files import bytes_text
+from pax_export._files.disk import bytes_text
 from pax_export._hlo.collectives import Collective, collectives
 from pax_export._types import AnyMesh
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 
 from pax_export._errors import QuantizationError
-from pax_export._files import bytes_text
+from pax_export._files.disk import bytes_text
 from pax_export._types import PyTree
 from pax_export.quantization._places import NO_LAYER, QuantizableArray
 

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pax_export._files import bytes_text, html_text
+from pax_export._files import html_text
+from pax_export._files.disk import bytes_text
 from pax_export._types import AnyMesh, PyTree
 from pax_export.core import Spec
 from pax_export.sharding._leaf_shardings import LeafSharding, leaf_shardings, spec_text

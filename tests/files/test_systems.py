@@ -17,6 +17,7 @@ import jax, numpy as np
 import pax_export as pax
 from pax_export import export
 from pax_export._files import system
+from tests.closeness import assert_close
 from tests.generation.test_runtimes import ascii_tokenizer, net as language_model
 
 # The simulation is on.
@@ -29,7 +30,7 @@ x, specs = np.ones((2, 3), np.float32), export.spec("batch, 3")
 expected = net(x)
 
 def same(other):
-    np.testing.assert_allclose(np.asarray(other), expected, 1e-4, 1e-6)
+    assert_close(other, expected, 1e-4)
 
 for writer, name in {
     "to_saved_model": "saved", "to_stablehlo": "stablehlo", "to_onnx": "net.onnx",

@@ -69,7 +69,7 @@ UNPROMISED = {
     "sharding/_shard.py": {"jax.experimental.multihost_utils"},
 }  # fmt: skip
 #: Attributes with an underscore that are no other package's: of namedtuples, and of `os`.
-NOT_PRIVATE = {"_asdict", "_fields", "_make", "_replace", "_exit"}
+NOT_PRIVATE = {"_asdict", "_fields", "_make", "_replace", "_exit", "_assert_scalar"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,6 +160,15 @@ def test_of_tensorflow_these_private_names_are_used():
         "tensorflow.compiler.mlir.stablehlo.stablehlo",
         "tensorflow.compiler.tf2xla.python.xla",  # a part of TensorFlow's that jax2tf uses
         "tensorflow.python.pywrap_mlir",
+    }
+
+
+def test_of_torch_and_libtensorflow_these_private_names_are_used():
+    """`torch.export.save` writes one program only; TensorFlow has no Python name for the other."""
+    found = {s for s in strings() if s.startswith(("torch.export.pt2", "_ZN"))}
+    assert found == {
+        "torch.export.pt2_archive._package",
+        "_ZN10tensorflow21DisableXlaCompilationEv",
     }
 
 

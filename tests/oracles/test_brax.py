@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import pax_export as pax
+from tests.closeness import assert_close
 
 pytest.importorskip("brax")
 SIZE = 27
@@ -43,6 +44,4 @@ def test_a_policy_acts_as_in_jax(made, tmp_path, to, deterministic):
     key, path = jax.random.key(3), tmp_path / "policy"
     assert to((params, policy), path, (pax.export.spec(f"batch, {SIZE}"), key)).validated
     observation = np.random.default_rng(0).normal(size=(5, SIZE)).astype(np.float32)
-    np.testing.assert_allclose(
-        pax.export.load(path)(observation, key), policy(params, observation, key), atol=1e-5
-    )
+    assert_close(pax.export.load(path)(observation, key), policy(params, observation, key), 1e-5)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pax_export._errors import ConsumerError, ExportPathError, PaxError
-from pax_export._files import bytes_text
+from pax_export._files.disk import bytes_text
 from pax_export._files.paths import read_small_file
 from pax_export._optional import require
 from pax_export.export.artifact import compatibility

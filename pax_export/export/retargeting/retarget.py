@@ -16,7 +16,8 @@ from typing import Any, Literal
 import numpy as np
 
 from pax_export._errors import ExportPathError, UnsupportedOperationError, ValidationError
-from pax_export._files import bytes_text, checksums, html_text
+from pax_export._files import checksums, html_text
+from pax_export._files.disk import bytes_text
 from pax_export._files.overwrite_guard import Belongs, now_in
 from pax_export._files.paths import as_path
 from pax_export._optional import require

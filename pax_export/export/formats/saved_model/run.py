@@ -27,7 +27,7 @@ def prepare_process(directory: str) -> None:
         return
     folder = Path(str(importlib.import_module("tensorflow").__file__)).parent
     for library in folder.glob("libtensorflow_cc.*"):  # not on Windows
-        ctypes.CDLL(str(library))._ZN10tensorflow21DisableXlaCompilationEv()
+        ctypes.CDLL(str(library))["_ZN10tensorflow21DisableXlaCompilationEv"]()
 
 
 def run(

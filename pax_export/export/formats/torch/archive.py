@@ -17,12 +17,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch.export import Dim
-from torch.export.pt2_archive._package import package_pt2
 
 from pax_export._errors import SymbolicDimensionError, UnsupportedOperationError, first_line
 from pax_export.export.artifact import dimensions
 from pax_export.export.formats.torch.module import TorchModule
-from pax_export.export.formats.torch.run import METHODS, from_numpy
+from pax_export.export.formats.torch.run import METHODS, archives, from_numpy
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.programs import Program
 
@@ -37,7 +36,9 @@ def write_archive(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with place.open("wb") as file:
-            package_pt2(file, exported_programs=made, extra_files={METHODS: json.dumps(methods)})
+            archives().package_pt2(
+                file, exported_programs=made, extra_files={METHODS: json.dumps(methods)}
+            )
 
 
 def _exported(module: TorchModule, program: Program, methods: Mapping[str, Any]) -> Any:

@@ -44,13 +44,15 @@ def to_numpy(tensor: Any) -> np.ndarray:
 
 def load(file: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """The exported programs of a file by signature, and how their arguments are nested."""
-    torch = importlib.import_module("torch")
-    archive = importlib.import_module("torch.export.pt2_archive._package").load_pt2(file)
+    archive = archives().load_pt2(file)
     methods = json.loads(archive.extra_files[METHODS])
-    del torch
-    return {
-        key: archive.exported_programs[told["program"]] for key, told in methods.items()
-    }, methods
+    programs = {key: archive.exported_programs[told["program"]] for key, told in methods.items()}
+    return programs, methods
+
+
+def archives() -> Any:
+    """The module of torch that writes and reads several programs in one file; it is not public."""
+    return importlib.import_module("torch.export.pt2_archive._package")
 
 
 def call(

@@ -9,6 +9,7 @@ import pax_export as pax
 from pax_export.errors import InvalidArgumentError, UnsupportedOperationError
 from pax_export.export import spec, to_saved_model
 from pax_export.export.formats.saved_model.operations.operators import OPERATORS
+from tests.closeness import assert_close
 
 tf = pytest.importorskip("tensorflow")
 
@@ -148,9 +149,9 @@ def test_tensorflow_differentiates_the_graph_itself(tmp_path):
             total = tf.reduce_sum(y**3)
         slopes = first.gradient(total, given)
     wanted = jax.grad(lambda x: (_ties(model[0], x) ** 3).sum())
-    np.testing.assert_allclose(slopes, wanted(x), rtol=1e-5)
+    assert_close(slopes, wanted(x), rtol=1e-5)
     curved = jax.grad(lambda x: wanted(x).sum())(x)
-    np.testing.assert_allclose(second.gradient(slopes, given), curved, rtol=1e-5)
+    assert_close(second.gradient(slopes, given), curved, rtol=1e-5)
 
 
 @pytest.mark.parametrize("mode", ["fill", "clip"])

@@ -28,7 +28,7 @@ from pax_export.export.portable.sizes import is_number as is_number
 from pax_export.export.portable.sizes import same_size as same_size
 
 #: The rules that write primitives as operators: functions ``rule(builder, *operands,
-#: **parameters)`` of `Tensor`s and of the parameters of the primitive; `builder.results` has the
+#: **parameters)`` of `Output`s and of the parameters of the primitive; `builder.results` has the
 #: shapes and dtypes of the results. A rule returns its only result, or a list, and raises
 #: `NotInTargetError` for unsupported cases.
 RULES = RuleTable()
@@ -42,13 +42,13 @@ class Frame:
         self.parent = parent
         self.nodes: list[Message] = []
         self.constants: dict[tuple, str] = {}
-        self.captured: dict[Tensor, str] = {}
-        self.arguments: list[Tensor] = []
-        self.results: list[Tensor] = []
+        self.captured: dict[Output, str] = {}
+        self.arguments: list[Output] = []
+        self.results: list[Output] = []
 
 
 @dataclass(frozen=True, eq=False)
-class Tensor:
+class Output:
     """An array of a graph.
 
     Attributes:
@@ -65,7 +65,7 @@ class Tensor:
     shape: Any = None
     frame: Frame | None = field(default=None, repr=False)
     known: np.ndarray | None = None
-    thin: Tensor | None = None
+    thin: Output | None = None
 
     @property
     def rank(self) -> int:
@@ -80,11 +80,11 @@ class Tensor:
         return self.is_float and self.dtype.itemsize == 2
 
 
-class GraphBuilder:
+class NodeBuilder:
     """Writes the operators of one program; it is passed to the rules, which call it.
 
     ``builder("AddV2", x, y)`` adds an operator and returns its result, or a list of several.
-    Operands are `Tensor`s, numpy arrays, which become constants, lists of sizes as int32, or lists
+    Operands are `Output`s, numpy arrays, which become constants, lists of sizes as int32, or lists
     of tensors. Dtypes among attributes are found by the table of operators.
     """
 
@@ -96,7 +96,7 @@ class GraphBuilder:
         self.frame = self._root = Frame()
         self.sizes = GraphSizes(self._in_root)
         self._library, self._name = library, name
-        self._reshaped: dict[tuple[Frame | None, str], Tensor] = {}
+        self._reshaped: dict[tuple[Frame | None, str], Output] = {}
         self._count = 0
 
     def __call__(self, operator: str, *operands: Any, **attributes: Any) -> Any:
@@ -145,8 +145,8 @@ class GraphBuilder:
         return name
 
     def add(
-        self, operator: str, operands: Sequence[Tensor], results: Sequence[Any], **attributes: Any
-    ) -> list[Tensor]:
+        self, operator: str, operands: Sequence[Output], results: Sequence[Any], **attributes: Any
+    ) -> list[Output]:
         """Adds an operator with one list of operands and one of results, such as a loop.
 
         `results` are their shapes and dtypes. A list of dtypes is an attribute like others.
@@ -155,26 +155,26 @@ class GraphBuilder:
         made = [self._made(f"{node}:output:{at}", x.dtype) for at, x in enumerate(results)]
         return [x if of.shape is None else self.shaped(x, of.shape) for x, of in zip(made, results)]
 
-    def _made(self, name: str, dtype: Any) -> Tensor:
-        return Tensor(name, np.dtype(dtype), None, self.frame)
+    def _made(self, name: str, dtype: Any) -> Output:
+        return Output(name, np.dtype(dtype), None, self.frame)
 
-    def tensor(self, value: Any) -> Tensor:
+    def tensor(self, value: Any) -> Output:
         """A tensor, or a constant: of numpy, or sizes as int32."""
-        if isinstance(value, Tensor):
+        if isinstance(value, Output):
             return value
         array = np.asarray(value, np.int32) if isinstance(value, (int, list, tuple)) else value
         return self.literal(array)
 
-    def literal(self, value: Any) -> Tensor:
+    def literal(self, value: Any) -> Output:
         dtype = np.dtype(jax.numpy.result_type(value))
         array = np.asarray(value).astype(dtype)
-        return Tensor("", dtype, array.shape, None, array)
+        return Output("", dtype, array.shape, None, array)
 
-    def like(self, value: Any, operand: Tensor) -> np.ndarray:
+    def like(self, value: Any, operand: Output) -> np.ndarray:
         """A number of the dtype of an operand."""
         return np.asarray(value, operand.dtype)
 
-    def cast(self, x: Tensor, dtype: Any) -> Tensor:
+    def cast(self, x: Output, dtype: Any) -> Output:
         if x.dtype == np.dtype(dtype):
             return x
         if x.known is not None and x.frame is None:
@@ -182,19 +182,19 @@ class GraphBuilder:
         made = self("Cast", x, DstT=np.dtype(dtype))
         return dataclasses.replace(made, shape=x.shape)
 
-    def shaped(self, x: Tensor, shape: Sequence[Any]) -> Tensor:
+    def shaped(self, x: Output, shape: Sequence[Any]) -> Output:
         """A tensor whose sizes are known in jax."""
         return dataclasses.replace(x, shape=tuple(shape))
 
     # Names in the current function.
 
-    def _name_of(self, tensor: Tensor) -> str:
+    def _name_of(self, tensor: Output) -> str:
         if tensor.frame is None:
             assert tensor.known is not None
             return self._constant(tensor.known)
         return self._in_frame(self.frame, tensor)
 
-    def _in_frame(self, frame: Frame, tensor: Tensor) -> str:
+    def _in_frame(self, frame: Frame, tensor: Output) -> str:
         """The name of a tensor in a function, which takes those of outer ones as arguments."""
         if tensor.frame is frame:
             return tensor.name
@@ -223,7 +223,7 @@ class GraphBuilder:
         """Operators written in the block belong to a function with these arguments."""
         outside, self.frame = self.frame, Frame(self.frame)
         self.frame.arguments = [
-            Tensor(f"argument_{at}", np.dtype(x.dtype), tuple(x.shape), self.frame)
+            Output(f"argument_{at}", np.dtype(x.dtype), tuple(x.shape), self.frame)
             for at, x in enumerate(structs)
         ]
         try:
@@ -254,14 +254,14 @@ class GraphBuilder:
                 body.result(f"result_{at}", end, Spec.unknown(each.dtype))
         return names, captured
 
-    def _names_in(self, frame: Frame, tensors: Sequence[Tensor]) -> list[str]:
+    def _names_in(self, frame: Frame, tensors: Sequence[Output]) -> list[str]:
         outside, self.frame = self.frame, frame
         try:
             return list(map(self._name_of, tensors))
         finally:
             self.frame = outside
 
-    def finish(self, body: Body, results: Sequence[Tensor]) -> list[str]:
+    def finish(self, body: Body, results: Sequence[Output]) -> list[str]:
         """Adds the nodes of the outermost function to a body; returns the names of results."""
         ends = list(map(self._name_of, results))
         body.extend(needed(self._root.nodes, ends))
@@ -277,7 +277,7 @@ class GraphBuilder:
         names = [same, said, *map(self._name_of, both)]
         return self._add("Assert", names, {"T": [STRING, *(dtype_number(x.dtype) for x in both)]})
 
-    def after(self, checks: Sequence[str], x: Tensor) -> Tensor:
+    def after(self, checks: Sequence[str], x: Output) -> Output:
         """A tensor that exists only if checks succeed."""
         made = self("Identity", x)
         self.frame.nodes[-1]["input"] += [f"^{each}" for each in checks]
@@ -285,7 +285,7 @@ class GraphBuilder:
 
     # Shapes.
 
-    def reshape(self, x: Tensor, shape: Sequence[Any]) -> Tensor:
+    def reshape(self, x: Output, shape: Sequence[Any]) -> Output:
         x = self._reshaped.get((x.frame, x.name), x)  # reshaped twice, it is once
         if x.shape is not None and same_shape(x.shape, shape):
             return x
@@ -298,19 +298,19 @@ class GraphBuilder:
         self._reshaped[made.frame, made.name] = x
         return made
 
-    def transpose(self, x: Tensor, order: Sequence[int]) -> Tensor:
+    def transpose(self, x: Output, order: Sequence[int]) -> Output:
         if list(order) == list(range(len(order))):
             return x
         made = self("Transpose", x, list(order))
         return dataclasses.replace(made, shape=tuple(x.shape[axis] for axis in order))
 
-    def broadcast(self, x: Tensor, shape: Sequence[Any]) -> Tensor:
+    def broadcast(self, x: Output, shape: Sequence[Any]) -> Output:
         if x.shape is not None and same_shape(x.shape, shape):
             return x
         made = self("BroadcastTo", x, self.sizes.shape(shape))
         return dataclasses.replace(made, shape=tuple(shape))
 
-    def spread(self, *operands: Tensor) -> list[Tensor]:
+    def spread(self, *operands: Output) -> list[Output]:
         """Operands that broadcast together, unbroadcast where possible."""
         axes = [_wide_axes(each.shape) for each in operands]
         covered = set().union(*(at for each, at in zip(operands, axes) if each.thin is None))
@@ -322,7 +322,7 @@ class GraphBuilder:
         return found
 
 
-def _spec_of(tensor: Tensor) -> Spec:
+def _spec_of(tensor: Output) -> Spec:
     if tensor.shape is None:
         return Spec.unknown(tensor.dtype)
     return Spec.of(jax.ShapeDtypeStruct(tensor.shape, tensor.dtype))

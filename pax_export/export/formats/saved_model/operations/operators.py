@@ -112,7 +112,7 @@ _CLASSES = {
 }
 
 
-class Operator(NamedTuple):
+class OpDef(NamedTuple):
     """An operator: dtypes of operands, results as (name, dtype), and names of dtypes it computes.
 
     `dtypes` is empty if it computes all.
@@ -123,7 +123,7 @@ class Operator(NamedTuple):
     dtypes: frozenset[str]
 
 
-def _read() -> dict[str, Operator]:
+def _read() -> dict[str, OpDef]:
     table = {}
     for line in _TABLE.strip().splitlines():
         form, dtypes, names = (each.strip() for each in line.replace(" : ", " | ").split("|"))
@@ -131,7 +131,7 @@ def _read() -> dict[str, Operator]:
         found = " ".join(_CLASSES.get(each, each) for each in dtypes.split())
         computed = frozenset(() if found == "any" else found.split())
         pairs = tuple(tuple(each.split("=")) for each in results)
-        operator = Operator(tuple(operands), pairs, computed)  # type: ignore[arg-type]
+        operator = OpDef(tuple(operands), pairs, computed)  # type: ignore[arg-type]
         table.update(dict.fromkeys(names.split(), operator))
     return table
 

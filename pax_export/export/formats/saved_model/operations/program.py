@@ -17,8 +17,8 @@ from pax_export.export.formats.saved_model.operations import rules
 from pax_export.export.formats.saved_model.operations.derivatives import differentiates
 from pax_export.export.formats.saved_model.operations.graph import (
     RULES,
-    GraphBuilder,
-    Tensor,
+    NodeBuilder,
+    Output,
 )
 from pax_export.export.formats.saved_model.proto import schemas
 from pax_export.export.formats.saved_model.proto.nodes import (
@@ -84,7 +84,7 @@ def lower_to_graph(
     kept_places += held.values()
     structs = (*traced.structs, *map(dtypes.struct_of, traced.constants))
     operands = tuple(at.get(variable, -1) for variable in program.jaxpr.invars)
-    graph = Graph(program, structs, results, tuple(kept_places), operands, held, trains)
+    graph = OperationsGraph(program, structs, results, tuple(kept_places), operands, held, trains)
     graph.write(Body([], "trial"), [f"operand_{place}" for place in kept_places])
     empty = Portable(b"", compatibility.TARGETS[0])
     made = Lowered(empty, graph.kept, traced.constants, results, tuple(platforms), graph=graph)
@@ -92,7 +92,7 @@ def lower_to_graph(
 
 
 @dataclass(frozen=True)
-class Graph:
+class OperationsGraph:
     """A program whose weights are constants, and the operands of a function that it takes."""
 
     program: PortableProgram
@@ -153,13 +153,13 @@ _NUMBERS = itertools.count()
 
 class _GraphWriter:
     def __init__(
-        self, body: Body, graph: Graph, names: Mapping[int, str], checked: Collection[str]
+        self, body: Body, graph: OperationsGraph, names: Mapping[int, str], checked: Collection[str]
     ):
         self._body, self._names, self._checked = body, names, checked
         self._graph = graph
         self._rows: dict[str, Any] = {}  # sizes that may be 0, while one row is computed
         self._converter = ProgramConverter(RULES, self._constant, self._by_rule, exact=False)
-        self._builder = GraphBuilder(body.library, body.name, self._converter.convert)
+        self._builder = NodeBuilder(body.library, body.name, self._converter.convert)
 
     def write(self) -> list[str]:
         graph, builder = self._graph, self._builder
@@ -179,11 +179,11 @@ class _GraphWriter:
         results = [self._given(struct, found) for struct in graph.results]
         return builder.finish(self._body, results)
 
-    def _taken(self, place: int) -> Tensor:
+    def _taken(self, place: int) -> Output:
         """An operand, in the dtype that TensorFlow has for it."""
         struct, builder = dtypes.stored(self._graph.structs[place]), self._builder
         name = self._names[place]
-        tensor = Tensor(name, np.dtype(struct.dtype), tuple(struct.shape), builder.frame)
+        tensor = Output(name, np.dtype(struct.dtype), tuple(struct.shape), builder.frame)
         if name not in self._checked:
             return tensor
         sizes = [size if isinstance(size, int) else -1 for size in struct.shape]
@@ -191,8 +191,8 @@ class _GraphWriter:
         return dataclasses.replace(made, shape=tensor.shape)
 
     def _fitting(
-        self, pairs: Sequence[tuple[Any, Any, str]], taken: dict[int, Tensor]
-    ) -> dict[int, Tensor]:
+        self, pairs: Sequence[tuple[Any, Any, str]], taken: dict[int, Output]
+    ) -> dict[int, Output]:
         """Lets a call fail whose arrays have sizes that do not fit each other."""
         if not (pairs and self._checked):
             return taken
@@ -203,7 +203,7 @@ class _GraphWriter:
             for place, x in taken.items()
         }
 
-    def _with_rows(self, taken: dict[int, Tensor]) -> dict[int, Tensor]:
+    def _with_rows(self, taken: dict[int, Output]) -> dict[int, Output]:
         """Lets calls with an empty batch compute one row, which no result has.
 
         In TensorFlow 2.21, a convolution of no images has the shape of the images (oneDNN).
@@ -231,7 +231,7 @@ class _GraphWriter:
                     taken[place] = builder.shaped(wide, x.shape)
         return taken
 
-    def _without_rows(self, x: Tensor) -> Tensor:
+    def _without_rows(self, x: Output) -> Output:
         """A result without the rows that `_with_rows` added."""
         builder, shape = self._builder, list(map(str, x.shape))
         if not any(name in shape for name in self._rows):
@@ -242,7 +242,7 @@ class _GraphWriter:
         begin, step = [0] * x.rank, [1] * x.rank
         return builder("StridedSlice", x, begin, ends, step, end_mask=mask)
 
-    def _parts(self, place: int, tensor: Tensor | None) -> list[Any]:
+    def _parts(self, place: int, tensor: Output | None) -> list[Any]:
         """The operands of the program for one of the function: of real numbers, and words."""
         struct = self._graph.structs[place]
         is_complex = not is_key(struct.dtype) and np.dtype(struct.dtype).kind == "c"
@@ -256,7 +256,7 @@ class _GraphWriter:
             raise NotInTargetError(f"arrays of {np.dtype(struct.dtype).name}")
         return [tensor]
 
-    def _given(self, struct: Any, found: Any) -> Tensor:
+    def _given(self, struct: Any, found: Any) -> Output:
         """A result, of the parts that the program has."""
         one = self._without_rows(next(found))
         if is_key(struct.dtype) or np.dtype(struct.dtype).kind != "c":
@@ -264,12 +264,12 @@ class _GraphWriter:
         other = self._without_rows(next(found))
         return self._builder("Complex", one, other, Tout=np.dtype(struct.dtype))
 
-    def _constant(self, value: Any) -> Tensor:
+    def _constant(self, value: Any) -> Output:
         if (place := self._graph.held.get(id(value))) is not None:
             return self._operands[place]
         return self._builder.literal(getattr(value, "val", value))
 
-    def _by_rule(self, rule: Rule, equation: Any, operands: Sequence[Any]) -> list[Tensor] | None:
+    def _by_rule(self, rule: Rule, equation: Any, operands: Sequence[Any]) -> list[Output] | None:
         builder, results = self._builder, [variable.aval for variable in equation.outvars]
         outside = builder.operation, builder.results
         builder.operation, told = kept.operation(equation)
@@ -282,7 +282,7 @@ class _GraphWriter:
         return [_as(x, result) for x, result in zip(several, results, strict=True)]
 
 
-def _as(tensor: Tensor, struct: Any) -> Tensor:
+def _as(tensor: Output, struct: Any) -> Output:
     """A result of a rule, with the shape that jax knows."""
     if tensor.dtype != np.dtype(struct.dtype):
         raise NotInTargetError(f"with a result of {tensor.dtype} for {struct.dtype}")

@@ -19,7 +19,7 @@ class Dtype(int):
     """A dtype by its number."""
 
 
-class Function(str):
+class FunctionName(str):
     """A function of the library by its name."""
 
     __slots__ = ()
@@ -80,12 +80,12 @@ def add_node(
 def _encode_attribute(value: object) -> Message:
     if isinstance(value, np.ndarray):
         return {"tensor": {**_tensor_spec(value), "tensor_content": value.tobytes()}}
-    if isinstance(value, str) and not isinstance(value, Function):
+    if isinstance(value, str) and not isinstance(value, FunctionName):
         return {"tensor": {"dtype": STRING, "tensor_shape": shape([]), "string_val": [value]}}
-    if isinstance(value, Function):
+    if isinstance(value, FunctionName):
         return {"func": {"name": str(value)}}
     if isinstance(value, list):
-        if value and isinstance(value[0], Function):
+        if value and isinstance(value[0], FunctionName):
             return {"list": {"func": [{"name": str(each)} for each in value]}}
         return {"list": {_FIELDS[type(value[0])]: value} if value else {}}
     return {_FIELDS[type(value)]: value}

@@ -9,8 +9,8 @@ import numpy as np
 
 from pax_export.export.formats.saved_model.operations.derivatives import RELUS, function_of_jax
 from pax_export.export.formats.saved_model.operations.graph import (
-    GraphBuilder,
-    Tensor,
+    NodeBuilder,
+    Output,
     is_number,
     rule,
     same_size,
@@ -46,7 +46,7 @@ def _unary(operator: str) -> Callable:
 def _in_float32(operator: str) -> Callable:
     """For half precision without a kernel."""
 
-    def apply(builder: GraphBuilder, *operands: Tensor, **_: object) -> Tensor:
+    def apply(builder: NodeBuilder, *operands: Output, **_: object) -> Output:
         dtype = np.dtype(np.float32) if operands[0].is_half else operands[0].dtype
         made = builder(operator, *(builder.cast(x, dtype) for x in builder.spread(*operands)))
         return builder.cast(made, operands[0].dtype)
@@ -62,7 +62,7 @@ rule("round", when=to_even)(_in_float32("Rint"))
 
 
 def _binary(operator: str) -> Callable:
-    def apply(builder: GraphBuilder, x: Tensor, y: Tensor, **_: object) -> Any:
+    def apply(builder: NodeBuilder, x: Output, y: Output, **_: object) -> Any:
         return builder(operator, *builder.spread(x, y))
 
     return apply
@@ -73,7 +73,7 @@ for _name, _operator in _BINARY.items():
 
 
 @rule("add")
-def add(builder: GraphBuilder, x: Tensor, y: Tensor, **_: object) -> Tensor:
+def add(builder: NodeBuilder, x: Output, y: Output, **_: object) -> Output:
     """With a vector over the last axis by the operator that TensorFlow fuses with products."""
     for one, other in ((x, y), (y, x)):
         bias = other if other.thin is None else other.thin
@@ -85,7 +85,7 @@ def add(builder: GraphBuilder, x: Tensor, y: Tensor, **_: object) -> Tensor:
 
 
 def _extreme(operator: str) -> Callable:
-    def apply(builder: GraphBuilder, x: Tensor, y: Tensor, **_: object) -> Tensor:
+    def apply(builder: NodeBuilder, x: Output, y: Output, **_: object) -> Output:
         """The mean of both orders if it is differentiated: of equal numbers, each has one half."""
         left, right = builder.spread(x, y)
         made = builder(operator, left, right)
@@ -107,22 +107,22 @@ def _is_relu(equation: Any) -> bool:
 
 
 @rule("custom_jvp_call", when=_is_relu)
-def relu(builder: GraphBuilder, x: Tensor, *, call_jaxpr: Any, **_: object) -> Tensor:
+def relu(builder: NodeBuilder, x: Output, *, call_jaxpr: Any, **_: object) -> Output:
     return builder(RELUS[call_jaxpr.jaxpr.debug_info.func_name], x)
 
 
 @rule("abs")
-def abs_(builder: GraphBuilder, x: Tensor) -> Tensor:
+def abs_(builder: NodeBuilder, x: Output) -> Output:
     return x if x.dtype.kind == "u" else builder("Abs", x)
 
 
 @rule("neg")
-def neg(builder: GraphBuilder, x: Tensor) -> Tensor:
+def neg(builder: NodeBuilder, x: Output) -> Output:
     return builder("Sub", builder.like(0, x), x) if x.dtype.kind == "u" else builder("Neg", x)
 
 
 @rule("sign")
-def sign(builder: GraphBuilder, x: Tensor) -> Tensor:
+def sign(builder: NodeBuilder, x: Output) -> Output:
     if x.dtype.kind == "u":
         return builder("Minimum", x, builder.like(1, x))
     return builder("Sign", x)
@@ -132,7 +132,7 @@ def sign(builder: GraphBuilder, x: Tensor) -> Tensor:
 
 
 @rule("div")
-def div(builder: GraphBuilder, x: Tensor, y: Tensor, **_: object) -> Tensor:
+def div(builder: NodeBuilder, x: Output, y: Output, **_: object) -> Output:
     left, right = builder.spread(x, y)
     if x.is_float:
         return builder("RealDiv", left, right)
@@ -140,7 +140,7 @@ def div(builder: GraphBuilder, x: Tensor, y: Tensor, **_: object) -> Tensor:
 
 
 @rule("rem")
-def rem(builder: GraphBuilder, x: Tensor, y: Tensor, **_: object) -> Tensor:
+def rem(builder: NodeBuilder, x: Output, y: Output, **_: object) -> Output:
     left, right = builder.spread(x, y)
     if x.is_float:
         wide = np.dtype(np.float32) if x.is_half else x.dtype
@@ -151,7 +151,7 @@ def rem(builder: GraphBuilder, x: Tensor, y: Tensor, **_: object) -> Tensor:
     return rest if by_zero is None else builder("SelectV2", by_zero, left, rest)
 
 
-def _whole(builder: GraphBuilder, x: Tensor, y: Tensor, of: Tensor) -> tuple[Tensor, Any]:
+def _whole(builder: NodeBuilder, x: Output, y: Output, of: Output) -> tuple[Output, Any]:
     """A quotient of whole numbers, and where it is by 0, which TensorFlow refuses."""
     minus, is_signed = np.array(-1).astype(of.dtype), of.dtype.kind == "i"
     if of.known is not None and np.all(of.known != 0) and np.all(of.known != minus):
@@ -170,7 +170,7 @@ def _whole(builder: GraphBuilder, x: Tensor, y: Tensor, of: Tensor) -> tuple[Ten
 
 
 def _logical(operator: str, of_truth: str) -> Callable:
-    def apply(builder: GraphBuilder, x: Tensor, y: Tensor) -> Tensor:
+    def apply(builder: NodeBuilder, x: Output, y: Output) -> Output:
         both = builder.spread(x, y)
         return builder(of_truth if x.dtype == np.bool_ else operator, *both)
 
@@ -184,7 +184,7 @@ rule("not")(lambda builder, x: builder("LogicalNot" if x.dtype == np.bool_ else 
 
 
 @rule("select_n", when=is_choice)
-def select_n(builder: GraphBuilder, which: Tensor, *cases: Tensor) -> Tensor:
+def select_n(builder: NodeBuilder, which: Output, *cases: Output) -> Output:
     condition, no, yes = builder.spread(which, *cases)
     return builder("SelectV2", condition, yes, no)
 
@@ -192,7 +192,7 @@ def select_n(builder: GraphBuilder, which: Tensor, *cases: Tensor) -> Tensor:
 def _shift(operator: str, signed: bool | None = None) -> Callable:
     """Shifts bits; by all of them or more, which TensorFlow leaves open, none are left."""
 
-    def apply(builder: GraphBuilder, x: Tensor, y: Tensor) -> Tensor:
+    def apply(builder: NodeBuilder, x: Output, y: Output) -> Output:
         left, right = builder.spread(x, y)
         bits = 8 * x.dtype.itemsize
         own = x.dtype
@@ -224,5 +224,5 @@ rule("shift_right_arithmetic")(_shift("RightShift", signed=True))
 
 
 @rule("population_count")
-def population_count(builder: GraphBuilder, x: Tensor) -> Tensor:
+def population_count(builder: NodeBuilder, x: Output) -> Output:
     return builder.cast(builder("PopulationCount", x), x.dtype)

@@ -10,12 +10,12 @@ import numpy as np
 
 from pax_export._jax import scan_operands
 from pax_export.export.formats.saved_model.operations.graph import (
-    GraphBuilder,
-    Tensor,
+    NodeBuilder,
+    Output,
     is_number,
     rule,
 )
-from pax_export.export.formats.saved_model.proto.nodes import VARIANT, Function, dtype_number
+from pax_export.export.formats.saved_model.proto.nodes import VARIANT, FunctionName, dtype_number
 from pax_export.export.portable.decompositions.control import is_of_one
 
 _INDEX = jax.ShapeDtypeStruct((), np.int32)
@@ -29,8 +29,8 @@ class _Handle:
 
 @rule("cond")
 def cond(
-    builder: GraphBuilder, which: Tensor, *operands: Tensor, branches: Sequence[Any], **_: object
-) -> list[Tensor]:
+    builder: NodeBuilder, which: Output, *operands: Output, branches: Sequence[Any], **_: object
+) -> list[Output]:
     results = builder.results
     if which.known is not None:
         return builder.inline(branches[min(max(int(which.known), 0), len(branches) - 1)], operands)
@@ -43,20 +43,20 @@ def cond(
         frames.append(frame)
     names, captured = builder.library(*frames)
     told = {"Tin": _numbers(captured), "Tout": _numbers(results)}
-    told["branches"] = list(map(Function, names))
+    told["branches"] = list(map(FunctionName, names))
     return builder.add("StatelessCase", [which, *captured], results, **told)
 
 
 @rule("while", when=is_of_one)
 def while_(
-    builder: GraphBuilder,
-    *operands: Tensor,
+    builder: NodeBuilder,
+    *operands: Output,
     cond_jaxpr: object,
     body_jaxpr: object,
     cond_nconsts: int,
     body_nconsts: int,
     **_: object,
-) -> list[Tensor]:
+) -> list[Output]:
     of_cond, results = operands[:cond_nconsts], builder.results
     of_body = operands[cond_nconsts : cond_nconsts + body_nconsts]
     state = operands[cond_nconsts + body_nconsts :]
@@ -68,11 +68,11 @@ def while_(
 
 
 def _loop(
-    builder: GraphBuilder, state: Sequence[Any], results: Sequence[Any], going: Any, turn: Any
-) -> list[Tensor]:
+    builder: NodeBuilder, state: Sequence[Any], results: Sequence[Any], going: Any, turn: Any
+) -> list[Output]:
     names, captured = builder.library(going, turn, passes=[turn])
     given = [*map(builder.tensor, state), *captured]
-    told = dict(zip(("cond", "body"), map(Function, names)))
+    told = dict(zip(("cond", "body"), map(FunctionName, names)))
     ends = [*results, *given[len(results) :]]
     made = builder.add("StatelessWhile", given, ends,
                        T=_numbers(given), **told)  # fmt: skip
@@ -80,7 +80,7 @@ def _loop(
 
 
 @rule("scan")
-def scan(builder: GraphBuilder, *operands: Tensor, **told: Any) -> list[Tensor]:
+def scan(builder: NodeBuilder, *operands: Output, **told: Any) -> list[Output]:
     """A loop over lists of tensors."""
     (consts, state, rows), results = scan_operands(told, operands), builder.results
     length, reverse, count = told["length"], told["reverse"], len(state)

@@ -8,12 +8,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from pax_export.export.formats.saved_model.operations.graph import GraphBuilder, Tensor, rule
+from pax_export.export.formats.saved_model.operations.graph import NodeBuilder, Output, rule
 from pax_export.export.portable import NotInTargetError
 
 
 @rule("convert_element_type")
-def convert_element_type(builder: GraphBuilder, x: Tensor, *, new_dtype: Any, **_: object) -> Any:
+def convert_element_type(builder: NodeBuilder, x: Output, *, new_dtype: Any, **_: object) -> Any:
     dtype = np.dtype(new_dtype)
     if dtype == x.dtype:
         return x
@@ -28,7 +28,7 @@ def convert_element_type(builder: GraphBuilder, x: Tensor, *, new_dtype: Any, **
     return dataclasses.replace(builder.broadcast(thin, x.shape), thin=thin)
 
 
-def _converted(builder: GraphBuilder, x: Tensor, dtype: np.dtype) -> Tensor:
+def _converted(builder: NodeBuilder, x: Output, dtype: np.dtype) -> Output:
     if dtype == np.bool_:
         return builder("NotEqual", x, builder.like(0, x))
     if x.is_float and jax.numpy.issubdtype(dtype, jax.numpy.integer):
@@ -36,7 +36,7 @@ def _converted(builder: GraphBuilder, x: Tensor, dtype: np.dtype) -> Tensor:
     return builder.cast(x, dtype)
 
 
-def _whole(builder: GraphBuilder, x: Tensor, dtype: np.dtype) -> Tensor:
+def _whole(builder: NodeBuilder, x: Output, dtype: np.dtype) -> Output:
     """Truncates, saturates, and converts NaN to 0, as jax does."""
     shape = x.shape
     x = builder.cast(x, np.float32) if x.is_half else x
@@ -54,7 +54,7 @@ def _whole(builder: GraphBuilder, x: Tensor, dtype: np.dtype) -> Tensor:
 
 
 @rule("bitcast_convert_type")
-def bitcast_convert_type(builder: GraphBuilder, x: Tensor, *, new_dtype: Any) -> Any:
+def bitcast_convert_type(builder: NodeBuilder, x: Output, *, new_dtype: Any) -> Any:
     dtype = np.dtype(new_dtype)
     if np.bool_ in (x.dtype, dtype):
         raise NotInTargetError(f"from {x.dtype.name} to {dtype.name}")
@@ -63,7 +63,7 @@ def bitcast_convert_type(builder: GraphBuilder, x: Tensor, *, new_dtype: Any) ->
 
 @rule("reduce_precision")
 def reduce_precision(
-    builder: GraphBuilder, x: Tensor, *, exponent_bits: int, mantissa_bits: int
+    builder: NodeBuilder, x: Output, *, exponent_bits: int, mantissa_bits: int
 ) -> Any:
     info = jax.numpy.finfo(x.dtype)
     if exponent_bits >= info.nexp and mantissa_bits >= info.nmant:

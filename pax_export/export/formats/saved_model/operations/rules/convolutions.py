@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from pax_export.export.formats.saved_model.operations.graph import (
-    GraphBuilder,
-    Tensor,
+    NodeBuilder,
+    Output,
     is_number,
     rule,
 )
@@ -33,9 +33,9 @@ def _is_convolution(equation: Any) -> bool:
 
 @rule("conv_general_dilated", when=_is_convolution)
 def conv_general_dilated(
-    builder: GraphBuilder,
-    x: Tensor,
-    kernel: Tensor,
+    builder: NodeBuilder,
+    x: Output,
+    kernel: Output,
     *,
     window_strides: Sequence[int],
     padding: Sequence[tuple[Any, Any]],
@@ -43,7 +43,7 @@ def conv_general_dilated(
     dimension_numbers: Any,
     feature_group_count: int,
     **_: object,
-) -> Tensor:
+) -> Output:
     lhs, rhs, out = dimension_numbers
     (result,) = builder.results
     given = builder.cast(x, np.float32), builder.cast(kernel, np.float32)
@@ -82,8 +82,8 @@ class _Window:
 
 
 def _convolved(
-    builder: GraphBuilder, x: Tensor, kernel: Tensor, window: _Window, groups: int
-) -> Tensor:
+    builder: NodeBuilder, x: Output, kernel: Output, window: _Window, groups: int
+) -> Output:
     *taps, deep, wide = kernel.shape
     if len(taps) == 3:
         edges = [(0, 0), *window.padding, (0, 0)]
@@ -110,7 +110,7 @@ def _is_pool(equation: Any) -> bool:
 
 
 @rule("reduce_window_max", when=_is_pool)
-def max_pool(builder: GraphBuilder, x: Tensor, **window: Any) -> Tensor:
+def max_pool(builder: NodeBuilder, x: Output, **window: Any) -> Output:
     """NaN if an element is, which the operator passes over."""
     made = _pooled(builder, "MaxPool", x, window, -np.inf)
     is_bad = builder.cast(dataclasses.replace(builder("IsNan", x), shape=x.shape), x.dtype)
@@ -120,12 +120,12 @@ def max_pool(builder: GraphBuilder, x: Tensor, **window: Any) -> Tensor:
 
 
 @rule("reduce_window_sum", when=_is_pool)
-def sum_pool(builder: GraphBuilder, x: Tensor, **window: Any) -> Tensor:
+def sum_pool(builder: NodeBuilder, x: Output, **window: Any) -> Output:
     mean = _pooled(builder, "AvgPool", x, window, 0)
     return builder("Mul", mean, builder.like(math.prod(window["window_dimensions"]), x))
 
 
-def _pooled(builder: GraphBuilder, operator: str, x: Tensor, window: Any, edge: float) -> Tensor:
+def _pooled(builder: NodeBuilder, operator: str, x: Output, window: Any, edge: float) -> Output:
     edges, told = window["padding"], {"padding": b"VALID"}
     if not all(is_number(end) for pair in edges for end in pair):
         told = {"padding": b"SAME"}

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from pax_export.export.formats.saved_model.operations.graph import (
-    GraphBuilder,
-    Tensor,
+    NodeBuilder,
+    Output,
     rule,
     same_size,
 )
@@ -17,12 +17,12 @@ from pax_export.export.portable import NotInTargetError
 
 
 @rule("take")
-def take(builder: GraphBuilder, x: Tensor, places: Tensor, *, axis: int) -> Tensor:
+def take(builder: NodeBuilder, x: Output, places: Output, *, axis: int) -> Output:
     return builder("GatherV2", x, places, np.array(axis, np.int32))
 
 
 @rule("take_along")
-def take_along(builder: GraphBuilder, x: Tensor, places: Tensor, *, axis: int) -> Tensor:
+def take_along(builder: NodeBuilder, x: Output, places: Output, *, axis: int) -> Output:
     """By a batched gather, with the axis last."""
     axis %= x.rank
     order = [*(each for each in range(x.rank) if each != axis), axis]
@@ -38,8 +38,8 @@ _SCATTERS = {"set": "Update", "add": "Add", "max": "Max", "min": "Min"}
 
 @rule("put")
 def put(
-    builder: GraphBuilder, x: Tensor, places: Tensor, rows: Tensor, *inside: Tensor, how: str
-) -> Tensor:
+    builder: NodeBuilder, x: Output, places: Output, rows: Output, *inside: Output, how: str
+) -> Output:
     if how not in _SCATTERS:
         raise NotInTargetError("by products")
     if inside and (inside[0].known is None or not inside[0].known.all()):
@@ -54,19 +54,19 @@ def put(
     return builder(f"TensorScatter{_SCATTERS[how]}", x, _column(builder, places), rows)
 
 
-def _column(builder: GraphBuilder, places: Tensor) -> Tensor:
+def _column(builder: NodeBuilder, places: Output) -> Output:
     return builder("ExpandDims", places, 1)
 
 
 @rule("window")
-def window(builder: GraphBuilder, x: Tensor, *starts: Tensor, sizes: Sequence[Any]) -> Tensor:
+def window(builder: NodeBuilder, x: Output, *starts: Output, sizes: Sequence[Any]) -> Output:
     begin = _starts(builder, starts)
     if begin is None:
         return x
     return builder("Slice", x, begin, builder.sizes.shape(sizes))
 
 
-def _starts(builder: GraphBuilder, starts: Sequence[Tensor]) -> Any:
+def _starts(builder: NodeBuilder, starts: Sequence[Output]) -> Any:
     """The starts of a window as one array; None without axes."""
     if not starts:
         return None
@@ -76,22 +76,22 @@ def _starts(builder: GraphBuilder, starts: Sequence[Tensor]) -> Any:
 
 
 @rule("put_window")
-def put_window(builder: GraphBuilder, x: Tensor, update: Tensor, *starts: Tensor) -> Tensor:
+def put_window(builder: NodeBuilder, x: Output, update: Output, *starts: Output) -> Output:
     """Concatenates the parts before, in place of, and after the update, axis by axis."""
     axes = [axis for axis in range(x.rank) if not same_size(x.shape[axis], update.shape[axis])]
     return _replaced(builder, x, update, axes, starts)
 
 
 def _replaced(
-    builder: GraphBuilder, x: Tensor, update: Tensor, axes: Sequence[int], starts: Sequence[Tensor]
-) -> Tensor:
+    builder: NodeBuilder, x: Output, update: Output, axes: Sequence[int], starts: Sequence[Output]
+) -> Output:
     if not axes:
         return update
     axis, rank = axes[0], update.rank
     begin = starts[axis]
     end = builder("AddV2", begin, builder.sizes.scalar(update.shape[axis]))
 
-    def cut(start: Any, stop: Any) -> Tensor:
+    def cut(start: Any, stop: Any) -> Output:
         sides = ([0] * axis, [0] * (rank - axis - 1))
         zero = builder.tensor(0)
         ends = []
@@ -114,7 +114,7 @@ def _replaced(
 
 
 @rule("rank")
-def rank(builder: GraphBuilder, x: Tensor, *, axis: int, count: Any, largest: bool) -> Tensor:
+def rank(builder: NodeBuilder, x: Output, *, axis: int, count: Any, largest: bool) -> Output:
     """By integers in the order of the numbers, because `TopKV2` has no order for NaN."""
     axis %= x.rank
     order = [*(each for each in range(x.rank) if each != axis), axis]
@@ -126,7 +126,7 @@ def rank(builder: GraphBuilder, x: Tensor, *, axis: int, count: Any, largest: bo
     return builder.transpose(builder.shaped(places, sizes), back)
 
 
-def _ordered(builder: GraphBuilder, x: Tensor) -> Tensor:
+def _ordered(builder: NodeBuilder, x: Output) -> Output:
     """Integers in the order of sorting: zeros are equal, and NaN is the largest number."""
     if not x.is_float:
         return x

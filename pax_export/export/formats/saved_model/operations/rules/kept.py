@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from pax_export.export.formats.saved_model.operations.graph import GraphBuilder, Tensor, rule
+from pax_export.export.formats.saved_model.operations.graph import NodeBuilder, Output, rule
 
 
 @rule("clip")
-def clip(builder: GraphBuilder, x: Tensor, *, low: Any = None, high: Any = None) -> Tensor:
+def clip(builder: NodeBuilder, x: Output, *, low: Any = None, high: Any = None) -> Output:
     if low == 0 and high in (None, 6):
         return builder("Relu" if high is None else "Relu6", x)
     x = x if low is None else builder("Maximum", x, builder.like(low, x))
@@ -16,15 +16,15 @@ def clip(builder: GraphBuilder, x: Tensor, *, low: Any = None, high: Any = None)
 
 
 @rule("softmax")
-def softmax(builder: GraphBuilder, x: Tensor, *, axis: int) -> Tensor | None:
+def softmax(builder: NodeBuilder, x: Output, *, axis: int) -> Output | None:
     return builder("Softmax", x) if axis % x.rank == x.rank - 1 else None
 
 
 @rule("log_softmax")
-def log_softmax(builder: GraphBuilder, x: Tensor, *, axis: int) -> Tensor | None:
+def log_softmax(builder: NodeBuilder, x: Output, *, axis: int) -> Output | None:
     return builder("LogSoftmax", x) if axis % x.rank == x.rank - 1 else None
 
 
 @rule("silu")
-def silu(builder: GraphBuilder, x: Tensor) -> Tensor:
+def silu(builder: NodeBuilder, x: Output) -> Output:
     return builder("Mul", x, builder("Sigmoid", x))

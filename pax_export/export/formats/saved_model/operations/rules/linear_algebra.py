@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pax_export.export.formats.saved_model.operations.graph import GraphBuilder, Tensor, rule
+from pax_export.export.formats.saved_model.operations.graph import NodeBuilder, Output, rule
 from pax_export.export.portable.sizes import is_number
 
 
@@ -21,5 +21,5 @@ def _has_kernel(equation: Any) -> bool:
 
 
 @rule("qr", when=_has_kernel)
-def qr(builder: GraphBuilder, x: Tensor, *, full_matrices: bool, **_: object) -> list[Tensor]:
+def qr(builder: NodeBuilder, x: Output, *, full_matrices: bool, **_: object) -> list[Output]:
     return builder("Qr", x, full_matrices=bool(full_matrices))

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from pax_export.export.formats.saved_model.operations.graph import GraphBuilder, Tensor, rule
+from pax_export.export.formats.saved_model.operations.graph import NodeBuilder, Output, rule
 
 
 def _position(name: str, operator: str) -> None:
     @rule(name)
-    def position(builder: GraphBuilder, x: Tensor, *, axes: Sequence[int], index_dtype: Any) -> Any:
+    def position(builder: NodeBuilder, x: Output, *, axes: Sequence[int], index_dtype: Any) -> Any:
         """The first of equal elements, or the first NaN, which TensorFlow skips."""
         axis = np.array(*axes, np.int32)
         kind = np.dtype(np.int64 if np.dtype(index_dtype).itemsize > 4 else np.int32)
@@ -29,7 +29,7 @@ _position("argmin", "ArgMin")
 
 
 @rule("cumprod")
-def cumprod(builder: GraphBuilder, x: Tensor, *, axis: int, reverse: bool) -> Tensor:
+def cumprod(builder: NodeBuilder, x: Output, *, axis: int, reverse: bool) -> Output:
     wide = builder.cast(x, np.float32) if x.is_half else x
     made = builder("Cumprod", wide, np.array(axis, np.int32), reverse=bool(reverse))
     return builder.cast(made, x.dtype)

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from pax_export.export.formats.saved_model.operations.graph import GraphBuilder, Tensor, rule
+from pax_export.export.formats.saved_model.operations.graph import NodeBuilder, Output, rule
 
 
 @rule("dot_general")
 def dot_general(
-    builder: GraphBuilder, x: Tensor, y: Tensor, *, dimension_numbers: Any, **_: object
-) -> Tensor:
+    builder: NodeBuilder, x: Output, y: Output, *, dimension_numbers: Any, **_: object
+) -> Output:
     (result,) = builder.results
     kind = _carrier(result.dtype)
     x, y = builder.cast(x, kind), builder.cast(y, kind)
@@ -33,8 +33,8 @@ def _carrier(dtype: Any) -> np.dtype:
 
 
 def _product(
-    builder: GraphBuilder, x: Tensor, y: Tensor, dimension_numbers: Any, shape: Sequence[Any]
-) -> Tensor:
+    builder: NodeBuilder, x: Output, y: Output, dimension_numbers: Any, shape: Sequence[Any]
+) -> Output:
     (x_sum, y_sum), (x_batch, y_batch) = dimension_numbers
     x_free = [axis for axis in range(x.rank) if axis not in (*x_sum, *x_batch)]
     y_free = [axis for axis in range(y.rank) if axis not in (*y_sum, *y_batch)]
@@ -51,8 +51,8 @@ def _product(
 
 
 def _matrix(
-    builder: GraphBuilder, x: Tensor, batch: Sequence[int], rows: Sequence[int], columns: Sequence
-) -> tuple[Tensor, bool]:
+    builder: NodeBuilder, x: Output, batch: Sequence[int], rows: Sequence[int], columns: Sequence
+) -> tuple[Output, bool]:
     """An operand as matrices, and whether they are transposed, which needs no copy."""
     order = [*batch, *rows, *columns]
     turned = [*batch, *columns, *rows]

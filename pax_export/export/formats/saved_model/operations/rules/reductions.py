@@ -7,22 +7,22 @@ from typing import Any
 
 import numpy as np
 
-from pax_export.export.formats.saved_model.operations.graph import GraphBuilder, Tensor, rule
+from pax_export.export.formats.saved_model.operations.graph import NodeBuilder, Output, rule
 from pax_export.export.portable.decompositions.reductions import of_truth_values
 
 Axes = Sequence[int]
 
 
 def reduced(
-    builder: GraphBuilder, operator: str, x: Tensor, axes: Axes, keep: bool = False
-) -> Tensor:
+    builder: NodeBuilder, operator: str, x: Output, axes: Axes, keep: bool = False
+) -> Output:
     if not len(axes):
         return x
     return builder(operator, x, list(map(int, axes)), **({"keep_dims": True} if keep else {}))
 
 
 def _reduction(operator: str) -> Callable:
-    def apply(builder: GraphBuilder, x: Tensor, *, axes: Axes, **_: object) -> Tensor:
+    def apply(builder: NodeBuilder, x: Output, *, axes: Axes, **_: object) -> Output:
         if not x.is_half or operator not in ("Sum", "Prod"):
             return reduced(builder, operator, x, axes)
         # As jax on CPUs: TensorFlow's sum of many small numbers stops at a power of two.
@@ -51,7 +51,7 @@ rule("mean")(lambda builder, x, *, axes, keepdims: reduced(builder, "Mean", x, a
 
 
 @rule("cumsum")
-def cumsum(builder: GraphBuilder, x: Tensor, *, axis: int, reverse: bool) -> Tensor:
+def cumsum(builder: NodeBuilder, x: Output, *, axis: int, reverse: bool) -> Output:
     wide = builder.cast(x, np.float32) if x.is_half else x
     made = builder("Cumsum", wide, np.array(axis, np.int32), reverse=bool(reverse))
     return builder.cast(made, x.dtype)

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from pax_export.export.formats.saved_model.operations.graph import (
-    GraphBuilder,
-    Tensor,
+    NodeBuilder,
+    Output,
     is_number,
     rule,
     same_shape,
@@ -24,13 +24,13 @@ _SMALL = 64
 
 
 @rule("reshape")
-def reshape(builder: GraphBuilder, x: Tensor, *, dimensions: Any, **_: object) -> Tensor:
+def reshape(builder: NodeBuilder, x: Output, *, dimensions: Any, **_: object) -> Output:
     turned = x if dimensions is None else builder.transpose(x, dimensions)
     return builder.reshape(turned, builder.results[0].shape)
 
 
 @rule("squeeze")
-def squeeze(builder: GraphBuilder, x: Tensor, *, dimensions: Sequence[int]) -> Tensor:
+def squeeze(builder: NodeBuilder, x: Output, *, dimensions: Sequence[int]) -> Output:
     return builder("Squeeze", x, squeeze_dims=list(dimensions)) if len(dimensions) else x
 
 
@@ -50,15 +50,15 @@ rule("concatenate")(
 
 @rule("broadcast_in_dim")
 def broadcast_in_dim(
-    builder: GraphBuilder, x: Tensor, *_: Any, broadcast_dimensions: Sequence[int], **__: object
-) -> Tensor:
+    builder: NodeBuilder, x: Output, *_: Any, broadcast_dimensions: Sequence[int], **__: object
+) -> Output:
     """Puts the axes of an array at these places of a larger shape."""
     return broadcast(builder, x, tuple(builder.results[0].shape), broadcast_dimensions)
 
 
 def broadcast(
-    builder: GraphBuilder, x: Tensor, shape: tuple[Any, ...], places: Sequence[int]
-) -> Tensor:
+    builder: NodeBuilder, x: Output, shape: tuple[Any, ...], places: Sequence[int]
+) -> Output:
     if x.known is not None and all(map(is_number, shape)) and np.prod(shape) <= _SMALL:
         made = broadcast_array(x.known, shape=shape, broadcast_dimensions=places)
         return builder.literal(np.ascontiguousarray(made))
@@ -74,7 +74,7 @@ def broadcast(
 
 
 @rule("split")
-def split(builder: GraphBuilder, x: Tensor, *, sizes: Sequence[Any], axis: int) -> list[Tensor]:
+def split(builder: NodeBuilder, x: Output, *, sizes: Sequence[Any], axis: int) -> list[Output]:
     if len(sizes) == 1:
         return [x]
     lengths = builder.sizes.shape(sizes)
@@ -82,7 +82,7 @@ def split(builder: GraphBuilder, x: Tensor, *, sizes: Sequence[Any], axis: int) 
 
 
 @rule("iota")
-def iota(builder: GraphBuilder, *_: Any, dimension: int, **__: object) -> Tensor:
+def iota(builder: NodeBuilder, *_: Any, dimension: int, **__: object) -> Output:
     (result,) = builder.results
     shape = tuple(result.shape)
     numbers: Any = builder.sizes.arange(shape[dimension])
@@ -95,24 +95,24 @@ def iota(builder: GraphBuilder, *_: Any, dimension: int, **__: object) -> Tensor
 
 
 @rule("dim_as_value")
-def dim_as_value(builder: GraphBuilder, *, dim: Any) -> Tensor:
+def dim_as_value(builder: NodeBuilder, *, dim: Any) -> Output:
     return builder.cast(builder.tensor(builder.sizes.scalar(dim)), builder.results[0].dtype)
 
 
 @rule("sizes")
-def sizes_(builder: GraphBuilder, *, of: Sequence[Any]) -> Tensor:
+def sizes_(builder: NodeBuilder, *, of: Sequence[Any]) -> Output:
     return builder.tensor(builder.sizes.shape(of))
 
 
 @rule("slice")
 def slice_(
-    builder: GraphBuilder,
-    x: Tensor,
+    builder: NodeBuilder,
+    x: Output,
     *,
     start_indices: Sequence[Any],
     limit_indices: Sequence[Any],
     strides: Sequence[Any] | None,
-) -> Tensor:
+) -> Output:
     steps = strides or [1] * x.rank
     begins = [same_size(each, 0) for each in start_indices]
     ends = [same_size(*pair) for pair in zip(limit_indices, x.shape)]
@@ -130,12 +130,12 @@ def slice_(
 
 @rule("pad", when=is_plain_pad)
 def pad(
-    builder: GraphBuilder,
-    x: Tensor,
-    value: Tensor,
+    builder: NodeBuilder,
+    x: Output,
+    value: Output,
     *,
     padding_config: Sequence[tuple[Any, Any, int]],
-) -> Tensor:
+) -> Output:
     ends = [side for low, high, _ in padding_config for side in (low, high)]
     if all(same_size(each, 0) for each in ends):
         return x
