@@ -71,8 +71,8 @@ def apply_gradients(
     params = parameters_of(model)
     grads = parameters_of(grads)
     assert_structure_equal(params, grads)
+    directions = conjugates(grads)
     try:
-        directions = conjugates(grads)
         new_optimizer, updates = module_and_value(optimizer)(directions, params, **extra)
     except (TypeError, ValueError) as error:
         refuse_another_model(optimizer, params, error)

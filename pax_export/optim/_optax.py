@@ -227,7 +227,7 @@ class _Recipe(functools.partial):
     """What makes optimizers; jax refuses it in place of one by an error of ours."""
 
 
-def _refuse_recipe(recipe: _Recipe) -> NoReturn:
+def _refuse_recipe(*_: Any) -> NoReturn:
     raise InvalidArgumentTypeError(
         "What from_optax returns makes an optimizer, and is none yet.",
         got="from_optax(...) among the arguments of a transform of jax",
@@ -235,7 +235,7 @@ def _refuse_recipe(recipe: _Recipe) -> NoReturn:
     )
 
 
-jax.tree_util.register_pytree_node(_Recipe, _refuse_recipe, lambda *_: None)
+jax.tree_util.register_pytree_node(_Recipe, _refuse_recipe, _refuse_recipe)
 
 
 def _as_state(state: PyTree, params: PyTree) -> Any:

@@ -122,7 +122,9 @@ def push_to_hub(
 def _files_of(path: Path, readme: str | None) -> dict[str, str | bytes]:
     if path.is_dir():
         found = sorted(each for each in path.rglob("*") if each.is_file())
-        files = {each.relative_to(path).as_posix(): str(each) for each in found}
+        files: dict[str, str | bytes] = {
+            each.relative_to(path).as_posix(): str(each) for each in found
+        }
     else:
         beside = [side_files.card_of_file(path), *side_files.all_data_of_file(path)]
         files = {each.name: str(each) for each in (path, *beside) if each.is_file()}

@@ -23,7 +23,7 @@ from pax_export._errors import (
     errors_in,
 )
 from pax_export._files.overwrite_guard import some_names
-from pax_export._files.paths import as_path, read_small_file
+from pax_export._files.paths import read_small_file
 from pax_export._types import DTypeLike, PyTree
 from pax_export.core import named_leaves
 from pax_export.nets.decoder._config import DecoderConfig
@@ -86,10 +86,9 @@ def _with_rotary_tables(config: DecoderConfig, source: Source) -> DecoderConfig:
 
 
 def decoder_of_folder(
-    cls: object, path: str, config: DecoderConfig | None, layers: str, dtype: DTypeLike
+    cls: object, folder: Path, config: DecoderConfig | None, layers: str, dtype: DTypeLike
 ) -> Any:
     """See `Decoder.from_pretrained`."""
-    folder = as_path(path)
     described = None
     if config is None:
         described = _read_json(folder / "config.json")

@@ -29,10 +29,8 @@ class TorchPart(torch.nn.Module):
     """A module of the model, which holds arrays and other parts."""
 
     def extra_repr(self) -> str:
-        arrays = {**self._parameters, **self._buffers}
-        hidden = self._non_persistent_buffers_set
-        shown = {name: each for name, each in arrays.items() if name not in hidden}
-        return ", ".join(f"{name}={_shape(each)}" for name, each in shown.items())
+        arrays = ((name, x) for name, x in self.state_dict().items() if "." not in name)
+        return ", ".join(f"{name}={_shape(x)}" for name, x in arrays)
 
 
 def _shape(array: Any) -> str:
@@ -60,13 +58,13 @@ class TorchModule(TorchPart):
     ) -> None:
         """Stores an array under its path, unless it is there."""
         owner, last = self._owner(name)
-        if last in owner._parameters or last in owner._buffers:
+        if hasattr(owner, last):
             return
         array = make()
         if parameter and array.is_floating_point():
-            owner._parameters[last] = torch.nn.Parameter(array, requires_grad=trainable)
+            owner.register_parameter(last, torch.nn.Parameter(array, requires_grad=trainable))
         else:
-            owner._buffers[last] = array
+            owner.register_buffer(last, array)
 
     def add_unread(
         self, arrays: Mapping[str, torch.Tensor], parameters: set[str], trainable: set[str]
@@ -99,11 +97,7 @@ class TorchModule(TorchPart):
 
     def _call(self, key: str, *arguments: Any) -> Any:
         function, places, *_ = self._methods[key]
-        arrays = [
-            owner._parameters[name] if name in owner._parameters else owner._buffers[name]
-            for owner, name in places
-        ]
-        return function(self, *arrays, *arguments)
+        return function(self, *(getattr(owner, name) for owner, name in places), *arguments)
 
     @contextmanager
     def as_forward(self, key: str) -> Iterator[None]:

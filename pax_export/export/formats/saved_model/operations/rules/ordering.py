@@ -14,7 +14,7 @@ def _position(name: str, operator: str) -> None:
     @rule(name)
     def position(builder: NodeBuilder, x: Output, *, axes: Sequence[int], index_dtype: Any) -> Any:
         """The first of equal elements, or the first NaN, which TensorFlow skips."""
-        axis = np.array(*axes, np.int32)
+        axis = np.array(axes[0], np.int32)
         kind = np.dtype(np.int64 if np.dtype(index_dtype).itemsize > 4 else np.int32)
         made = builder(operator, x, axis, output_type=kind)
         if x.is_float:
