@@ -281,7 +281,8 @@ def _module_operations(model: Any) -> Iterator[tuple[str, Any]]:
 
 def _mend_operation(function: str, node: Any) -> RetargetedModule:
     old, convention = node.attr["module"].s, node.attr["version"].i
-    calls_tensorflow = bool(node.attr["function_list"].list.func)
+    # To read a missing attribute would add it, without a value, and no session loads such a graph.
+    calls_tensorflow = "function_list" in node.attr and node.attr["function_list"].list.func
     allowed = XLA_EXPANDS | (_CALLS_OF_TENSORFLOW if calls_tensorflow else frozenset())
     changes: Counter[str] = Counter()
     try:

@@ -56,6 +56,17 @@ def test_it_does_what_jax_does(mended):
     assert report.changes["composites"] and report.changes["batched indexing"]
 
 
+def test_a_session_calls_it(mended):
+    """As TensorFlow Serving, C and Java do; reading is enough to refuse a wrong graph."""
+    with tf.compat.v1.Session(graph=tf.Graph()) as session:
+        graph = tf.compat.v1.saved_model.load(session, ["serve"], str(mended[0]))
+        signature, x = graph.signature_def["serving_default"], random(4, 5)
+        names = {name: each.name for name, each in signature.outputs.items()}
+        outputs = session.run(names, {signature.inputs["x"].name: x})
+    for name, value in model(PARAMS, x).items():
+        assert_close(outputs[name], value, rtol=1e-5, atol=1e-6)
+
+
 def test_gradients_are_those_of_jax(mended):
     x = random(3, 5)
     _loaded, serve = load(mended[0])
