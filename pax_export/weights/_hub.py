@@ -99,6 +99,11 @@ def push_to_hub(
         ExportPathError: (an OSError) the path does not exist.
         MissingWeightsFileError: (an OSError) the Hub refuses, with its reason.
         MissingPackageError: huggingface_hub is not installed.
+
+    Example:
+        >>> import pax_export as pax
+        >>> pax.weights.push_to_hub("server", "me/digits", private=True)  # doctest: +SKIP
+        'https://huggingface.co/me/digits/commit/5c0f1b…'
     """
     path = as_path(path)
     if not path.exists():

@@ -280,6 +280,6 @@ def test_without_opax():
     )
     message = (
         "pax_export.opax_needs_the_package_'opax',_which_is_not_installed."
-        '__write:_python_-m_pip_install_"opax>=0.2.11"_(the_extra_[opax]_of_pax-export)'
+        '__fix:_python_-m_pip_install_"opax>=0.2.11"_(the_extra_[opax]_of_pax-export)'
     )
     assert run(code) == ["MissingPackageError", message] * 2

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from jax.export import is_symbolic_dim
+
 from pax_export._jaxpr import inner_programs
 from pax_export._types import Equation, Jaxpr, PyTree, TracedProgram
 from pax_export.core import path_in
@@ -131,11 +133,20 @@ def _count_inner(equation: Equation, path: str, times: object, work: Work) -> No
 
 
 def _decomposition(equation: Equation) -> Any:
-    """The program of an operation that has no count of its own, if there is one."""
+    """The program of an operation that has no count of its own, if there is one.
+
+    One that needed constraints has sizes of another scope, which jax adds to no others.
+    """
     try:
-        return decomposed(equation).jaxpr
+        program = decomposed(equation).jaxpr
     except (NotDecomposedError, KeyError):
         return None
+    return program if _scopes(program) <= _scopes(equation) else None
+
+
+def _scopes(program: Any) -> set[int]:
+    shapes = [getattr(each.aval, "shape", ()) for each in program.invars]
+    return {id(size.scope) for shape in shapes for size in shape if is_symbolic_dim(size)}
 
 
 def _branch_size(jaxpr: Jaxpr) -> float:
