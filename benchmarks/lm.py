@@ -36,7 +36,7 @@ from benchmarks.lm_peers import (
     raw_cache,
     raw_of,
 )
-from pax_export._optional import is_installed
+from pax_export._foundations.optional import is_installed
 
 PROMPT = 512
 _ROUNDS = 7

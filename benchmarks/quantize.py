@@ -23,7 +23,7 @@ import numpy as np
 
 import pax_export as pax
 from benchmarks.compare import compare, table
-from pax_export._optional import is_installed
+from pax_export._foundations.optional import is_installed
 
 _EPOCHS, _BATCH, _CALLS = 15, 100, 20
 

@@ -11,7 +11,7 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-from pax_export._optional import is_installed, require
+from pax_export._foundations.optional import is_installed, require
 
 # The library requires jax, but a process that only serves an export may not have it,
 # and the command line inspects, tests and runs SavedModels there.

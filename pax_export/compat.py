@@ -11,9 +11,9 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from pax_export._errors import MissingPackageError, NameTakenError, NotInPaxError
-from pax_export._optional import install
-from pax_export._types import PyTree
+from pax_export._foundations.errors import MissingPackageError, NameTakenError, NotInPaxError
+from pax_export._foundations.optional import install
+from pax_export._foundations.types import PyTree
 
 # The modules that PAX offers.  Where they are here is found when they are asked for.
 _OFFERED = ("pax", "pax.experimental", "pax.experimental.graph", "pax.nets", "pax.utils")

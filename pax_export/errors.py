@@ -14,8 +14,8 @@ Example:
 
 from __future__ import annotations
 
-from pax_export._errors import *
-from pax_export._errors import PaxError, PaxWarning
+from pax_export._foundations.errors import *
+from pax_export._foundations.errors import PaxError, PaxWarning
 
 __all__ = sorted(  # pyright: ignore[reportUnsupportedDunderAll]
     name

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Self
 
 from jax.tree_util import tree_flatten, tree_leaves, tree_structure, tree_unflatten
 
-from pax_export._errors import InvalidArgumentError, MissingValueError
+from pax_export._foundations.errors import InvalidArgumentError, MissingValueError
 from pax_export.core import (
     Module,
     count_array_elements,

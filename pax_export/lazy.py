@@ -15,8 +15,8 @@ from jax.tree_util import (
     tree_unflatten,
 )
 
-from pax_export._errors import InvalidArgumentTypeError, NotMaterializedError
-from pax_export._types import PyTree
+from pax_export._foundations.errors import InvalidArgumentTypeError, NotMaterializedError
+from pax_export._foundations.types import PyTree
 from pax_export.core import (
     STATIC,
     Module,

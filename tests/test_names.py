@@ -127,12 +127,7 @@ assert "optax" not in sys.modules
     others, own, at_once, layers, training = " ".join(loaded).split("|")[:5]
     assert {name.split(".")[0] for name in others.split()} == {"jmp"}
     assert own.split() == [
-        "_check",
-        "_errors",
-        "_jax",
-        "_optional",
-        "_tracebacks",
-        "_types",
+        "_foundations",
         "core",
     ]
     assert at_once.split() == []

@@ -9,14 +9,14 @@ import re
 import pytest
 
 import pax_export as pax
-from pax_export import _errors
+from pax_export._foundations import errors
 from tests.processes import ROOT, printed
 
 PAGES = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"])
 KINDS = {
     name: value
-    for name, value in vars(_errors).items()
-    if inspect.isclass(value) and issubclass(value, (_errors.PaxError, _errors.PaxWarning))
+    for name, value in vars(errors).items()
+    if inspect.isclass(value) and issubclass(value, (errors.PaxError, errors.PaxWarning))
 }
 _ROW = re.compile(r"^\| `(\w+)` \| (.+?) \| (.+?) \|$", re.M)
 ROWS = {
@@ -45,7 +45,7 @@ def test_no_other_file_of_the_package_makes_a_kind_of_error():
         for path in (ROOT / "pax_export").rglob("*.py")
         if re.search(r"^ *class \w+(Error|Warning)\b", path.read_text(), re.M)
     }
-    assert made - SIGNALS == {"_errors.py"}
+    assert made - SIGNALS == {"errors.py"}
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -62,14 +62,14 @@ def test_a_kind_of_a_users_own_keeps_its_module():
 
 
 def test_an_error_that_was_pickled_by_its_old_name_loads():
-    new = pickle.dumps(_errors.WeightNameError("No.", where="a.b"), protocol=0)
-    old = new.replace(b"pax_export.errors", b"pax_export._errors")
+    new = pickle.dumps(errors.WeightNameError("No.", where="a.b"), protocol=0)
+    old = new.replace(b"pax_export.errors", b"pax_export._foundations.errors")
     assert old != new
     assert pickle.loads(old).where == "a.b"
 
 
 def test_no_page_sends_users_to_a_private_name():
-    assert [page for page in PAGES if "pax_export._errors" in page.read_text()] == []
+    assert [page for page in PAGES if "pax_export._foundations.errors" in page.read_text()] == []
 
 
 def test_errors_need_no_jax():

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
-from pax_export._types import Array, PyTree
+from pax_export._foundations.errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export._foundations.types import Array, PyTree
 from pax_export.core import DeclaredArray, EmptyNode, Module, describe_array, is_array, kernel_of
 from pax_export.nn import join_specs, shard_map_over_batch, spec_of, under_auto_axes
 

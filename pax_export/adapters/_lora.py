@@ -8,9 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pax_export._check import checked_fraction
-from pax_export._errors import InvalidArgumentError
-from pax_export._types import Array, PyTree
+from pax_export._foundations.check import checked_fraction
+from pax_export._foundations.errors import InvalidArgumentError
+from pax_export._foundations.types import Array, PyTree
 from pax_export.adapters import _kernels as kernels
 from pax_export.core import Module, ParameterModule
 from pax_export.nn import Dropout, join_specs, spec_of, under_auto_axes

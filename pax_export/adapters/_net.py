@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import tree_flatten_with_path
 
-from pax_export._check import as_strings, checked_integer
-from pax_export._errors import InvalidArgumentError, PaxError, a_few, near_names
-from pax_export._types import PRNGKey, PyTree
+from pax_export._foundations.check import as_strings, checked_integer
+from pax_export._foundations.errors import InvalidArgumentError, PaxError, a_few, near_names
+from pax_export._foundations.types import PRNGKey, PyTree
 from pax_export.adapters import _kernels as kernels
 from pax_export.adapters import _layer as layers
 from pax_export.adapters._lora import LoRA

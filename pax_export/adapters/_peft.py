@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import tree_flatten, tree_unflatten
 
-from pax_export._errors import WeightsFileError, near_names
-from pax_export._types import Array, PRNGKey, PyTree
+from pax_export._foundations.errors import WeightsFileError, near_names
+from pax_export._foundations.types import Array, PRNGKey, PyTree
 from pax_export.adapters import _kernels as kernels
 from pax_export.adapters._lora import LoRA
 from pax_export.core import Module, join_path, kernel_of, named_leaves, named_modules

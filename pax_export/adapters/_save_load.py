@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from pax_export._errors import (
+from pax_export._foundations.errors import (
     InvalidArgumentError,
     InvalidArgumentTypeError,
     MissingWeightsFileError,
@@ -20,9 +20,9 @@ from pax_export._errors import (
     a_few,
     near_names,
 )
-from pax_export._files import directory
-from pax_export._files.overwrite_guard import Belongs, some_names
-from pax_export._files.paths import read_small_file
+from pax_export._foundations.files import directory
+from pax_export._foundations.files.overwrite_guard import Belongs, some_names
+from pax_export._foundations.files.paths import read_small_file
 from pax_export.adapters import _layer as layers
 from pax_export.adapters import _peft as peft
 from pax_export.adapters._lora import LoRA

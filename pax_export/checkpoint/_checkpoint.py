@@ -10,14 +10,14 @@ import jax
 import numpy as np
 from jax.sharding import Sharding
 
-from pax_export._errors import (
+from pax_export._foundations.errors import (
     CheckpointError,
     InvalidArgumentError,
     WeightsMismatchError,
     near_names,
 )
-from pax_export._files.paths import first_unusual, unusual_type
-from pax_export._types import AnyMesh, PyTree
+from pax_export._foundations.files.paths import first_unusual, unusual_type
+from pax_export._foundations.types import AnyMesh, PyTree
 from pax_export.checkpoint import _orbax
 from pax_export.checkpoint._saved import (
     LeafEntry,

@@ -15,16 +15,16 @@ from typing import Any, Literal, Self
 
 import jax
 
-from pax_export._check import checked_choice, checked_integer
-from pax_export._errors import (
+from pax_export._foundations.check import checked_choice, checked_integer
+from pax_export._foundations.errors import (
     CheckpointError,
     InvalidArgumentError,
     InvalidArgumentTypeError,
     MissingCheckpointError,
 )
-from pax_export._files import directory as directories
-from pax_export._files.overwrite_guard import files, format_names, some_names
-from pax_export._files.paths import as_path, unusual_type
+from pax_export._foundations.files import directory as directories
+from pax_export._foundations.files.overwrite_guard import files, format_names, some_names
+from pax_export._foundations.files.paths import as_path, unusual_type
 from pax_export.checkpoint import _orbax
 from pax_export.checkpoint._checkpoint import Checkpoint, Restored, shardings_of
 from pax_export.checkpoint._orbax import ABOUT, DELETED

@@ -24,9 +24,9 @@ import jax
 import numpy as np
 from jax.sharding import Sharding
 
-from pax_export._errors import CheckpointError
-from pax_export._optional import require
-from pax_export._types import PyTree
+from pax_export._foundations.errors import CheckpointError
+from pax_export._foundations.optional import require
+from pax_export._foundations.types import PyTree
 
 #: Glob characters, which orbax misreads in the path of a checkpoint.
 PATTERN = frozenset("*?[]\\")

@@ -20,8 +20,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError, UnsupportedDtypeError
-from pax_export._types import DTypeLike, PyTree
+from pax_export._foundations.errors import (
+    InvalidArgumentError,
+    InvalidArgumentTypeError,
+    UnsupportedDtypeError,
+)
+from pax_export._foundations.types import DTypeLike, PyTree
 from pax_export.checkpoint._orbax import ABOUT, PATTERN
 from pax_export.weights import Description, describe_array, explain_absence, is_key, leaves_by_name
 

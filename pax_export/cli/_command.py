@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from pax_export._errors import PaxError
+from pax_export._foundations.errors import PaxError
 
 #: Exit codes: 0 done, 1 refused or failed, 2 (argparse's) wrong usage.
 DONE, REFUSED = 0, 1

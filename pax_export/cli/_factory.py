@@ -7,7 +7,7 @@ import sys
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from pax_export._errors import InvalidArgumentError
+from pax_export._foundations.errors import InvalidArgumentError
 
 HELP = (
     "a function without arguments that returns a model: a module, a pair (params, function) or "

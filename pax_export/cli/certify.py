@@ -7,7 +7,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from pax_export._errors import ValidationError
+from pax_export._foundations.errors import ValidationError
 from pax_export.cli import _factory
 from pax_export.cli._command import (
     DONE,

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from pax_export._errors import InvalidArgumentError
+from pax_export._foundations.errors import InvalidArgumentError
 from pax_export.cli import _factory
 from pax_export.cli._command import DONE, add_command, add_shared_options, print_result
 from pax_export.export.artifact.formats import Format, all_formats, import_function

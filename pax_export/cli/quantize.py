@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from pax_export._errors import InvalidArgumentError
-from pax_export._files import single_file
+from pax_export._foundations.errors import InvalidArgumentError
+from pax_export._foundations.files import single_file
 from pax_export.cli import _factory
 from pax_export.cli._command import DONE, add_command, add_shared_options, print_result
 

@@ -11,10 +11,10 @@ from typing import IO, Any
 
 import numpy as np
 
-from pax_export._errors import ExportPathError, InvalidArgumentError
-from pax_export._files import npz, overwrite_guard, single_file
-from pax_export._files.paths import unusual_type
-from pax_export._optional import require
+from pax_export._foundations.errors import ExportPathError, InvalidArgumentError
+from pax_export._foundations.files import npz, overwrite_guard, single_file
+from pax_export._foundations.files.paths import unusual_type
+from pax_export._foundations.optional import require
 from pax_export.cli import _factory
 from pax_export.cli._command import DONE, add_command, add_shared_options, print_result
 

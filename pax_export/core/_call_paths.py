@@ -13,8 +13,8 @@ from typing import Any, Protocol, TypeVar
 import jax
 from jax.tree_util import tree_leaves
 
-from pax_export._tracebacks import hide_frames
-from pax_export._types import Equation, PyTree
+from pax_export._foundations.tracebacks import hide_frames
+from pax_export._foundations.types import Equation, PyTree
 from pax_export.core._edit import with_class
 from pax_export.core._sharding_notes import explain_sharding
 from pax_export.core._static import LABEL, Label

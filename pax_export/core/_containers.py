@@ -17,8 +17,8 @@ import jax
 import numpy as np
 from jax.tree_util import DictKey, SequenceKey
 
-from pax_export._errors import ImmutableModuleError
-from pax_export._types import PyTree
+from pax_export._foundations.errors import ImmutableModuleError
+from pax_export._foundations.types import PyTree
 
 KEYED = frozenset({OrderedDict, defaultdict, Counter})
 PARTIALS = frozenset({functools.partial, jax.tree_util.Partial})

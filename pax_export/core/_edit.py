@@ -20,14 +20,14 @@ from jax.tree_util import (
     tree_unflatten,
 )
 
-from pax_export._errors import (
+from pax_export._foundations.errors import (
     InvalidArgumentError,
     NearNameWarning,
     SharedNodeError,
     StructureMismatchError,
     near_names,
 )
-from pax_export._types import PyTree
+from pax_export._foundations.types import PyTree
 from pax_export.core._check import check_modules, refuse_hidden
 from pax_export.core._containers import READ_ONLY, copy_containers
 from pax_export.core._mutable import on_own_array

@@ -10,7 +10,7 @@ import typing
 from collections.abc import Callable
 from typing import Any
 
-from pax_export._types import PyTree
+from pax_export._foundations.types import PyTree
 from pax_export.core._call_paths import noting_path
 from pax_export.core._check import check_new
 from pax_export.core._mutable import open_modules

@@ -11,7 +11,7 @@ import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from pax_export._types import PyTree
+from pax_export._foundations.types import PyTree
 from pax_export.core._check import refuse_hidden
 from pax_export.core._static import is_self_contained
 from pax_export.core._subclassing import aspect_of, derive_class, register_aspect

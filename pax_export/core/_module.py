@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import jax
 
-from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
-from pax_export._types import PyTree
+from pax_export._foundations.errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export._foundations.types import PyTree
 from pax_export.core import _check, _edit, _methods, _mutable, _parameters, _summary, _tree
 from pax_export.core._containers import READ_ONLY, copy_containers
 from pax_export.core._metaclass import ModuleMeta, new_uninitialized

@@ -19,8 +19,12 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import DictKey
 
-from pax_export._errors import InvalidArgumentError, StructureMismatchError, UntrainedArrayWarning
-from pax_export._types import PyTree
+from pax_export._foundations.errors import (
+    InvalidArgumentError,
+    StructureMismatchError,
+    UntrainedArrayWarning,
+)
+from pax_export._foundations.types import PyTree
 from pax_export.core._check import describe_array, structure_differences
 from pax_export.core._subclassing import base_of
 from pax_export.core._traversal import (

@@ -8,7 +8,7 @@ from typing import Any
 from jax.sharding import PartitionSpec
 from jax.tree_util import tree_leaves
 
-from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export._foundations.errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export.core._edit import with_attributes
 from pax_export.core._tree import Node, attributes_of, flatten
 

@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pax_export._types import PyTree
+from pax_export._foundations.types import PyTree
 from pax_export.core._containers import KEYED, READ_ONLY, copy_containers
 from pax_export.core._tree import (
     ARRAYS,

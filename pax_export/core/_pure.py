@@ -16,10 +16,10 @@ import jax
 import numpy as np
 from jax.tree_util import tree_leaves
 
-from pax_export._errors import InvalidArgumentTypeError, RetracingWarning
-from pax_export._jax import is_tracer, trace_state
-from pax_export._tracebacks import hide_frames
-from pax_export._types import PyTree
+from pax_export._foundations._jax import is_tracer, trace_state
+from pax_export._foundations.errors import InvalidArgumentTypeError, RetracingWarning
+from pax_export._foundations.tracebacks import hide_frames
+from pax_export._foundations.types import PyTree
 from pax_export.core._check import check_sharing, refuse_hidden
 from pax_export.core._containers import copy_containers
 from pax_export.core._mutable import Copies, give_back, open_modules, refresh_kinds, with_own_arrays

@@ -6,12 +6,12 @@ from typing import Any
 
 import jax
 
-from pax_export._errors import (
+from pax_export._foundations.errors import (
     InvalidArgumentTypeError,
     MissingWeightError,
     StructureMismatchError,
 )
-from pax_export._types import PyTree
+from pax_export._foundations.types import PyTree
 from pax_export.core._check import describe_array
 from pax_export.core._pure import require_module
 from pax_export.core._static import StaticLeaf

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 from jax.tree_util import GetAttrKey
 
-from pax_export._types import PyTree
+from pax_export._foundations.types import PyTree
 from pax_export.core._containers import (
     KEYED,
     PARTIALS,

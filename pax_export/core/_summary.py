@@ -12,7 +12,7 @@ from typing import Any
 import jmp
 import numpy as np
 
-from pax_export._errors import InvalidArgumentError
+from pax_export._foundations.errors import InvalidArgumentError
 from pax_export.core._parameters import FROZEN, ROLES, STATE, TRAINABLE, named_roles
 from pax_export.core._subclassing import aspect_of, verb
 from pax_export.core._traversal import modules_and_leaves, named_submodules

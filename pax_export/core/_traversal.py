@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from jax.tree_util import keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
 
-from pax_export._types import PyTree
+from pax_export._foundations.types import PyTree
 from pax_export.core._static import LABEL, Label
 from pax_export.core._tree import Node, attributes_of, flatten, is_node, unflatten
 

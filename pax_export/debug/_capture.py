@@ -10,13 +10,13 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from pax_export._errors import (
+from pax_export._foundations._jax import scan_operands
+from pax_export._foundations.errors import (
     InvalidArgumentError,
     InvalidArgumentTypeError,
     UnsupportedOperationError,
 )
-from pax_export._jax import scan_operands
-from pax_export._jaxpr import (
+from pax_export._foundations.jaxpr import (
     bind_equation,
     called_program,
     has_own_derivative,
@@ -24,7 +24,7 @@ from pax_export._jaxpr import (
     interpret,
     walk_equations,
 )
-from pax_export._types import Equation, PyTree
+from pax_export._foundations.types import Equation, PyTree
 from pax_export.core import (
     Chosen,
     Labeling,

@@ -18,16 +18,22 @@ from typing import Any, overload
 import jax
 import jax.numpy as jnp
 
-from pax_export._errors import InvalidArgumentError, NonFiniteError
-from pax_export._jax import (
+from pax_export._foundations._jax import (
     call_with_constants,
     is_computing,
     jitted_call,
     scan_operands,
     watch_operations,
 )
-from pax_export._jaxpr import bind_equation, called_program, interpret, is_literal, line_of
-from pax_export._types import Equation, PyTree, TracedProgram
+from pax_export._foundations.errors import InvalidArgumentError, NonFiniteError
+from pax_export._foundations.jaxpr import (
+    bind_equation,
+    called_program,
+    interpret,
+    is_literal,
+    line_of,
+)
+from pax_export._foundations.types import Equation, PyTree, TracedProgram
 from pax_export.core import (
     Labeling,
     is_array,

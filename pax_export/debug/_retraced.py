@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from pax_export._errors import RetracingWarning
-from pax_export._types import PyTree
+from pax_export._foundations.errors import RetracingWarning
+from pax_export._foundations.types import PyTree
 from pax_export.core import is_array, named_leaves, static_key, structure_differences
 
 _SHOWN = 8

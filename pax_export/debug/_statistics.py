@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pax_export._files import html_text
-from pax_export._types import PyTree
+from pax_export._foundations.files import html_text
+from pax_export._foundations.types import PyTree
 from pax_export.core import is_array, path_name
 from pax_export.debug._capture import capture
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from pax_export._optional import require
+from pax_export._foundations.optional import require
 
 if TYPE_CHECKING:
     from pax_export.export import formats, orbax, symbolic_numpy

@@ -27,7 +27,7 @@ from jax import numpy as jnp
 from jax.extend.core import jaxpr_as_fun
 from jax.tree_util import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from pax_export._types import ArrayLike, DTypeLike, PyTree
+from pax_export._foundations.types import ArrayLike, DTypeLike, PyTree
 from pax_export.export.portable.any_size import differentiable
 
 

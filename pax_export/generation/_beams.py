@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
-from pax_export._types import Array, PyTree
+from pax_export._foundations.errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export._foundations.types import Array, PyTree
 from pax_export.generation._buckets import bucket_sizes, cut_columns
 from pax_export.generation._cache import batch_axes, map_rows
 from pax_export.generation._foreign_keywords import KEYWORDS, explain_keywords

@@ -9,8 +9,8 @@ from typing import Any
 
 import jax
 
-from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
-from pax_export._types import Array, DTypeLike, PyTree
+from pax_export._foundations.errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export._foundations.types import Array, DTypeLike, PyTree
 from pax_export.export import spec
 from pax_export.generation._buckets import bucket_sizes
 from pax_export.generation._foreign_keywords import KEYWORDS, explain_keywords

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from pax_export._errors import InvalidArgumentTypeError, PaxError, TokenizerError
-from pax_export._optional import require
-from pax_export._types import PyTree
+from pax_export._foundations.errors import InvalidArgumentTypeError, PaxError, TokenizerError
+from pax_export._foundations.optional import require
+from pax_export._foundations.types import PyTree
 
 _PURPOSE = "Tokenizer.apply_chat_template"
 

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from pax_export import export as exporters
-from pax_export._check import as_strings
-from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export._foundations.check import as_strings
+from pax_export._foundations.errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export.generation._cache import new_cache, shapes_of_cache
 from pax_export.generation._genai import GENAI, WEB
 from pax_export.generation._gguf import GGUF

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
-from pax_export._errors import InvalidArgumentTypeError, near_names
+from pax_export._foundations.errors import InvalidArgumentTypeError, near_names
 
 _SEARCH = "pax.generation.beam_search(lm, tokens, max_new_tokens=..., beams=4)"
 _SPECULATE = "pax.generation.speculate(lm, draft, tokens, max_new_tokens=...)"

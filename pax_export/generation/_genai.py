@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 
 from pax_export import export as exporters
-from pax_export._errors import InvalidArgumentError, MissingPackageError
-from pax_export._optional import find
-from pax_export._types import Array, PyTree
+from pax_export._foundations.errors import InvalidArgumentError, MissingPackageError
+from pax_export._foundations.optional import find
+from pax_export._foundations.types import Array, PyTree
 from pax_export.export.artifact import embedded
 from pax_export.export.formats.onnx.graph import HEAD_CHANNELS
 from pax_export.export.formats.onnx.web import browser, npm

@@ -9,7 +9,7 @@ from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 import jax
 import numpy as np
 
-from pax_export._types import Array, PRNGKey, PyTree
+from pax_export._foundations.types import Array, PRNGKey, PyTree
 from pax_export.generation._buckets import BucketSizes, bucket_sizes, cut_columns
 from pax_export.generation._foreign_keywords import KEYWORDS, explain_keywords
 from pax_export.generation._programs import (

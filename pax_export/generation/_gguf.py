@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pax_export._errors import InvalidArgumentError, TokenizerError, ValidationError
-from pax_export._optional import find, require
-from pax_export._quantized import GROUP, unpacked
+from pax_export._foundations.errors import InvalidArgumentError, TokenizerError, ValidationError
+from pax_export._foundations.optional import find, require
 from pax_export.generation._job import Job
 from pax_export.generation._runtimes import (
     HELLO,
@@ -32,6 +31,7 @@ from pax_export.nets import (
     pieces_of_gguf,
     rotary_tensors,
 )
+from pax_export.precision.quantized import GROUP, unpacked
 
 _PURPOSE = 'generation.export(format="gguf")'
 _MARK = "pax_export.version"

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pax_export._errors import ValidationError
+from pax_export._foundations.errors import ValidationError
 from pax_export.generation import samplers
 from pax_export.generation._generate import generate
 from pax_export.generation._tokenizer import Tokenizer

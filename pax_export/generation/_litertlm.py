@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 
 from pax_export import export as exporters
-from pax_export._errors import InvalidArgumentError
-from pax_export._files import stale_temporaries
-from pax_export._optional import find, require
-from pax_export._types import Array, PyTree
-from pax_export._wire import Schema
+from pax_export._foundations.errors import InvalidArgumentError
+from pax_export._foundations.files import stale_temporaries
+from pax_export._foundations.optional import find, require
+from pax_export._foundations.types import Array, PyTree
+from pax_export._foundations.wire import Schema
 from pax_export.export.artifact import embedded
 from pax_export.generation._job import Job
 from pax_export.generation._runtimes import (

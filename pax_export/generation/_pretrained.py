@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
-from pax_export._errors import MissingWeightsFileError, TokenizerError
-from pax_export._types import PyTree
+from pax_export._foundations.errors import MissingWeightsFileError, TokenizerError
+from pax_export._foundations.types import PyTree
 from pax_export.generation._tokenizer import Tokenizer
 from pax_export.nets import Decoder
 from pax_export.weights import local_path

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pax_export._types import Array, PyTree
+from pax_export._foundations.types import Array, PyTree
 from pax_export.generation._steps import (
     DecodeState,
     Settings,

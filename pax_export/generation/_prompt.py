@@ -10,14 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pax_export._check import checked_integer
-from pax_export._errors import (
+from pax_export._foundations._jax import is_tracer
+from pax_export._foundations.check import checked_integer
+from pax_export._foundations.errors import (
     InvalidArgumentError,
     InvalidArgumentTypeError,
     a_few,
 )
-from pax_export._jax import is_tracer
-from pax_export._types import Array, PRNGKey, PyTree
+from pax_export._foundations.types import Array, PRNGKey, PyTree
 from pax_export.core import Module, enable_eval_mode
 from pax_export.generation.samplers import Sampler
 from pax_export.nets import cache_dtype, check_ids

@@ -21,7 +21,7 @@ import jax
 import numpy as np
 
 from pax_export import export as exporters
-from pax_export._errors import (
+from pax_export._foundations.errors import (
     InvalidArgumentError,
     InvalidArgumentTypeError,
     MissingPackageError,
@@ -30,10 +30,10 @@ from pax_export._errors import (
     ValidationError,
     a_few,
 )
-from pax_export._files import directory, overwrite_guard, single_file, stale_temporaries
-from pax_export._files.paths import as_path, read_small_file
-from pax_export._optional import PACKAGES, install, is_installed
-from pax_export._types import PyTree
+from pax_export._foundations.files import directory, overwrite_guard, single_file, stale_temporaries
+from pax_export._foundations.files.paths import as_path, read_small_file
+from pax_export._foundations.optional import PACKAGES, install, is_installed
+from pax_export._foundations.types import PyTree
 from pax_export.core import enable_eval_mode, named_leaves
 from pax_export.export.artifact.report import (
     REPORT_FILE,

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from pax_export._types import PyTree
+from pax_export._foundations.types import PyTree
 from pax_export.generation._runtimes import (
     Job,
     Report,

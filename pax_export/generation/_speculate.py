@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pax_export._errors import InvalidArgumentTypeError
-from pax_export._types import Array, PyTree
+from pax_export._foundations.errors import InvalidArgumentTypeError
+from pax_export._foundations.types import Array, PyTree
 from pax_export.generation._buckets import bucket_sizes, cut_columns
 from pax_export.generation._cache import new_cache
 from pax_export.generation._foreign_keywords import KEYWORDS, explain_keywords

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pax_export._types import Array, PyTree
+from pax_export._foundations.types import Array, PyTree
 from pax_export.core import static_key
 from pax_export.generation._prompt import check_vocabulary
 from pax_export.generation._stops import TextEnds

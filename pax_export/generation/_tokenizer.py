@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from pax_export._errors import (
+from pax_export._foundations.errors import (
     ExportPathError,
     InvalidArgumentTypeError,
     TokenizerError,
@@ -18,11 +18,11 @@ from pax_export._errors import (
     errors_in,
     named_line,
 )
-from pax_export._files import directory, disk, stale_temporaries
-from pax_export._files.overwrite_guard import some_names
-from pax_export._files.paths import read_small_file
-from pax_export._optional import require
-from pax_export._types import PyTree
+from pax_export._foundations.files import directory, disk, stale_temporaries
+from pax_export._foundations.files.overwrite_guard import some_names
+from pax_export._foundations.files.paths import read_small_file
+from pax_export._foundations.optional import require
+from pax_export._foundations.types import PyTree
 from pax_export.generation._chat_template import render
 from pax_export.generation._foreign_keywords import TEMPLATE_KEYWORDS
 from pax_export.generation._vocabularies import of_gguf, of_json

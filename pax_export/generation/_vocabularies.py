@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from pax_export._errors import TokenizerError, a_few
-from pax_export._optional import require
+from pax_export._foundations.errors import TokenizerError, a_few
+from pax_export._foundations.optional import require
 
 _PURPOSE = "Tokenizer"
 #: The package writes a vocabulary by counting up to its largest id.

@@ -21,9 +21,9 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from pax_export._check import checked_integer
-from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
-from pax_export._types import PyTree
+from pax_export._foundations.check import checked_integer
+from pax_export._foundations.errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export._foundations.types import PyTree
 
 __all__ = [
     "Sampler",

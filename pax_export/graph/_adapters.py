@@ -13,8 +13,8 @@ from typing import Any
 
 import jax
 
-from pax_export._errors import InvalidArgumentTypeError
-from pax_export._types import PyTree
+from pax_export._foundations.errors import InvalidArgumentTypeError
+from pax_export._foundations.types import PyTree
 from pax_export.core import Module, describe_array, is_array, is_node, summary_lines
 from pax_export.nn import Lambda, function_name
 

@@ -7,8 +7,12 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from pax_export._errors import ForeignInputError, InvalidArgumentError, InvalidArgumentTypeError
-from pax_export._types import PyTree
+from pax_export._foundations.errors import (
+    ForeignInputError,
+    InvalidArgumentError,
+    InvalidArgumentTypeError,
+)
+from pax_export._foundations.types import PyTree
 from pax_export.core import Module
 from pax_export.graph._adapters import Spread, as_module, identity
 from pax_export.graph._node import InputNode, Node, describe_value

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
-from pax_export._errors import InvalidArgumentTypeError, NotPicklableError
-from pax_export._types import PyTree
+from pax_export._foundations.errors import InvalidArgumentTypeError, NotPicklableError
+from pax_export._foundations.types import PyTree
 from pax_export.core import Module, describe_array, is_array, pure
 from pax_export.graph._adapters import Spread, as_module, identity
 

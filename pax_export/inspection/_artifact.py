@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from pax_export._optional import require
-from pax_export._types import PyTree
+from pax_export._foundations.optional import require
+from pax_export._foundations.types import PyTree
 from pax_export.export.artifact import inspect as foreign
 from pax_export.export.artifact.report import (
     ArrayInfo,

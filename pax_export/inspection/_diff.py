@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pax_export._files import html_text
-from pax_export._types import PyTree
+from pax_export._foundations.files import html_text
+from pax_export._foundations.types import PyTree
 from pax_export.core import Module, named_leaves
 from pax_export.inspection._artifact import arrays_of, inspect_export
 from pax_export.inspection._inspect import inspect

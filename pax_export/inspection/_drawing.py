@@ -8,9 +8,9 @@ from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
-from pax_export._optional import require
-from pax_export._types import PyTree
+from pax_export._foundations.errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export._foundations.optional import require
+from pax_export._foundations.types import PyTree
 from pax_export.core import Module, named_modules
 from pax_export.inspection._flow import FlowNode, FlowReader, trace_call
 from pax_export.inspection._inspection import save_marked

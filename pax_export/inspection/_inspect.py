@@ -16,8 +16,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
-from pax_export._types import PyTree
+from pax_export._foundations.errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export._foundations.types import PyTree
 from pax_export.core import (
     ROLES,
     STATE,

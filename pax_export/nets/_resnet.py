@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pax_export._check import checked_integer
-from pax_export._errors import InvalidArgumentTypeError
-from pax_export._types import Array
+from pax_export._foundations.check import checked_integer
+from pax_export._foundations.errors import InvalidArgumentTypeError
+from pax_export._foundations.types import Array
 from pax_export.core import Module
 from pax_export.nn import BatchNorm2D, Conv2D, Linear, max_pool, zeros
 

@@ -9,9 +9,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pax_export._check import checked_fraction, checked_integer
-from pax_export._errors import InvalidArgumentError
-from pax_export._types import Array, PRNGKey
+from pax_export._foundations.check import checked_fraction, checked_integer
+from pax_export._foundations.errors import InvalidArgumentError
+from pax_export._foundations.types import Array, PRNGKey
 from pax_export.core import Module
 from pax_export.nn import (
     DenseBlock,

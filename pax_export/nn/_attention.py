@@ -9,9 +9,14 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from pax_export._check import checked_choice, checked_float, checked_integer, checked_positive
-from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
-from pax_export._types import Array, PyTree
+from pax_export._foundations.check import (
+    checked_choice,
+    checked_float,
+    checked_integer,
+    checked_positive,
+)
+from pax_export._foundations.errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export._foundations.types import Array, PyTree
 from pax_export.core import Module
 from pax_export.nn import _arguments as arg
 from pax_export.nn._arguments import (

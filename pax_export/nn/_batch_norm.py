@@ -8,9 +8,14 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from pax_export._check import checked_choice, checked_float, checked_fraction, checked_integer
-from pax_export._errors import InvalidArgumentError
-from pax_export._types import Array
+from pax_export._foundations.check import (
+    checked_choice,
+    checked_float,
+    checked_fraction,
+    checked_integer,
+)
+from pax_export._foundations.errors import InvalidArgumentError
+from pax_export._foundations.types import Array
 from pax_export.core import Declared, Module, filled_array, parameters_method, summary_lines
 from pax_export.nn import _arguments as arg
 from pax_export.nn._arguments import ones, zeros

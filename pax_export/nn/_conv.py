@@ -9,14 +9,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pax_export._check import checked_choice, checked_integer
-from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
-from pax_export._quantized import ArrayLike, QuantizedArray, pointwise_convolution
-from pax_export._types import Array, PRNGKey, PyTree
+from pax_export._foundations.check import checked_choice, checked_integer
+from pax_export._foundations.errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export._foundations.types import Array, PRNGKey, PyTree
 from pax_export.core import Declared, Module, ParameterModule
 from pax_export.nn import _arguments as arg
 from pax_export.nn._arguments import Initializer, normal, zeros
 from pax_export.nn._explicit import join_specs, shard_map_over_batch, spec_of, under_auto_axes
+from pax_export.precision.quantized import ArrayLike, QuantizedArray, pointwise_convolution
 
 Padding = str | Sequence[tuple[int, int]]
 

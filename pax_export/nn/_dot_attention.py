@@ -9,9 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pax_export._check import checked_choice, checked_integer, checked_positive
-from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError, first_line
-from pax_export._types import Array, PyTree
+from pax_export._foundations.check import checked_choice, checked_integer, checked_positive
+from pax_export._foundations.errors import (
+    InvalidArgumentError,
+    InvalidArgumentTypeError,
+    first_line,
+)
+from pax_export._foundations.types import Array, PyTree
 from pax_export.nn import _arguments as arg
 from pax_export.nn._explicit import on_explicit_mesh
 

@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from pax_export._check import checked_fraction
-from pax_export._errors import PaxWarning
-from pax_export._types import Array
+from pax_export._foundations.check import checked_fraction
+from pax_export._foundations.errors import PaxWarning
+from pax_export._foundations.types import Array
 from pax_export.core import Declared, StateModule, next_rng_key
 from pax_export.nn._arguments import as_array, checked_key, repr_method
 

@@ -13,8 +13,8 @@ import jax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jax.tree_util import tree_flatten, tree_leaves, tree_map
 
-from pax_export._errors import ShardingError
-from pax_export._types import Array, PyTree
+from pax_export._foundations.errors import ShardingError
+from pax_export._foundations.types import Array, PyTree
 
 Entry = Any  # of a spec: the name of a mesh axis, several, or None
 Spec = tuple[Entry, ...]

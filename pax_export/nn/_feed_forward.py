@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 import jax
 
-from pax_export._check import checked_choice
-from pax_export._types import Array
+from pax_export._foundations.check import checked_choice
+from pax_export._foundations.types import Array
 from pax_export.core import Module
 from pax_export.nn import _arguments as arg
 from pax_export.nn._arguments import Initializer, variance_scaling, zeros

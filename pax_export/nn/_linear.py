@@ -8,14 +8,14 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from pax_export._check import checked_integer
-from pax_export._errors import InvalidArgumentTypeError
-from pax_export._quantized import QuantizedArray, rows, times
-from pax_export._types import Array, PRNGKey, PyTree
+from pax_export._foundations.check import checked_integer
+from pax_export._foundations.errors import InvalidArgumentTypeError
+from pax_export._foundations.types import Array, PRNGKey, PyTree
 from pax_export.core import Declared, Module, ParameterModule
 from pax_export.nn import _arguments as arg
 from pax_export.nn._arguments import Initializer, normal
 from pax_export.nn._explicit import join_specs, spec_of, under_auto_axes
+from pax_export.precision.quantized import QuantizedArray, rows, times
 
 
 def _linear_init(layer: Module) -> Initializer:

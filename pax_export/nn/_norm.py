@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from pax_export._check import checked_choice, checked_float, checked_integer
-from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
-from pax_export._types import Array, PRNGKey
+from pax_export._foundations.check import checked_choice, checked_float, checked_integer
+from pax_export._foundations.errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export._foundations.types import Array, PRNGKey
 from pax_export.core import Declared, Module, ParameterModule, filled_array
 from pax_export.nn import _arguments as arg
 from pax_export.nn._arguments import Initializer, ones, zeros

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pax_export._check import checked_choice, checked_integer
-from pax_export._errors import InvalidArgumentError
-from pax_export._types import Array, DTypeLike, PyTree
+from pax_export._foundations.check import checked_choice, checked_integer
+from pax_export._foundations.errors import InvalidArgumentError
+from pax_export._foundations.types import Array, DTypeLike, PyTree
 
 Window = int | Sequence[int]
 Padding = str | Sequence[Sequence[int]]

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pax_export._check import checked_choice, checked_integer, checked_positive
-from pax_export._errors import InvalidArgumentError
-from pax_export._types import Array
+from pax_export._foundations.check import checked_choice, checked_integer, checked_positive
+from pax_export._foundations.errors import InvalidArgumentError
+from pax_export._foundations.types import Array
 from pax_export.core import Module
 from pax_export.nn import _arguments as arg
 

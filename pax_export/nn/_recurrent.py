@@ -11,9 +11,9 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pax_export._check import checked_float, checked_integer
-from pax_export._errors import InvalidArgumentTypeError
-from pax_export._types import Array, PRNGKey, PyTree
+from pax_export._foundations.check import checked_float, checked_integer
+from pax_export._foundations.errors import InvalidArgumentTypeError
+from pax_export._foundations.types import Array, PRNGKey, PyTree
 from pax_export.core import Module
 from pax_export.nn._arguments import Initializer, key_or_next, repr_method, require_batch_axis
 from pax_export.nn._explicit import laid_like, with_whole_channels

@@ -7,8 +7,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any, Self
 
-from pax_export._errors import InvalidArgumentTypeError
-from pax_export._types import Array, PyTree
+from pax_export._foundations.errors import InvalidArgumentTypeError
+from pax_export._foundations.types import Array, PyTree
 from pax_export.core import Module, kernel_of, pax_line
 from pax_export.nn._explicit import of_a_function
 

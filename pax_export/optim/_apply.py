@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import jmp
 from jax.tree_util import tree_map, tree_map_with_path
 
-from pax_export._errors import InvalidArgumentTypeError, StructureMismatchError
-from pax_export._types import Array, PyTree
+from pax_export._foundations.errors import InvalidArgumentTypeError, StructureMismatchError
+from pax_export._foundations.types import Array, PyTree
 from pax_export.core import (
     Module,
     assert_structure_equal,

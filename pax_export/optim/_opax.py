@@ -21,8 +21,8 @@ import jax
 import jax.numpy as jnp
 
 from pax_export import core
-from pax_export._optional import find
-from pax_export._types import ArrayLike, PyTree
+from pax_export._foundations.optional import find
+from pax_export._foundations.types import ArrayLike, PyTree
 from pax_export.core import is_array, remember_call, static_key
 from pax_export.optim._optax import opax_contents
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pax_export._errors import InvalidArgumentTypeError
-from pax_export._types import PyTree
+from pax_export._foundations.errors import InvalidArgumentTypeError
+from pax_export._foundations.types import PyTree
 from pax_export.core import Module, assert_structure_equal, rebuild_tree
 from pax_export.optim._apply import apply_gradients, conjugates, require_model_and_optimizer
 from pax_export.optim._optax import OptaxOptimizer

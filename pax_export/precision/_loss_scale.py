@@ -16,8 +16,8 @@ import jmp
 import numpy as np
 from jax.tree_util import GetAttrKey, register_pytree_with_keys, tree_map
 
-from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
-from pax_export._types import Array, PyTree
+from pax_export._foundations.errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export._foundations.types import Array, PyTree
 from pax_export.precision._policy import is_floating
 
 T = TypeVar("T")

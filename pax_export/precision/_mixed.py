@@ -8,14 +8,13 @@ from typing import Any, TypeVar
 import jax.numpy as jnp
 import jmp
 
-from pax_export._errors import (
+from pax_export._foundations.errors import (
     InvalidArgumentError,
     InvalidArgumentTypeError,
     PolicyError,
     near_names,
 )
-from pax_export._quantized import ArrayLike
-from pax_export._types import PyTree
+from pax_export._foundations.types import PyTree
 from pax_export.core import (
     Chosen,
     Module,
@@ -31,6 +30,7 @@ from pax_export.precision._policy import (
     policy_of,
     unwrap_mp_policy,
 )
+from pax_export.precision.quantized import ArrayLike
 
 M = TypeVar("M", bound=Module)
 Filter = type | str | Chosen | Callable[..., Any]

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import jmp
 from jax.tree_util import tree_flatten, tree_leaves
 
-from pax_export._errors import InvalidArgumentTypeError, PolicyError
-from pax_export._types import DTypeLike, PyTree
+from pax_export._foundations.errors import InvalidArgumentTypeError, PolicyError
+from pax_export._foundations.types import DTypeLike, PyTree
 from pax_export.core import (
     EmptyNode,
     Module,

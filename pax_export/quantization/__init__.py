@@ -1,6 +1,6 @@
 """Quantization of weights, and its accuracy."""
 
-from pax_export._quantized import DynamicInputs, OutputRange, QuantizedArray, StaticInputs
+from pax_export.precision.quantized import DynamicInputs, OutputRange, QuantizedArray, StaticInputs
 from pax_export.quantization._compare import compare_runtime as compare_runtime
 from pax_export.quantization._functions import RoundedArray
 from pax_export.quantization._quantize import dequantize, quantize

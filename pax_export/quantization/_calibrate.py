@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pax_export._quantized import OutputRange, StaticInputs, scale_of_range
-from pax_export._types import Array
+from pax_export._foundations.types import Array
 from pax_export.core import StateModule
+from pax_export.precision.quantized import OutputRange, StaticInputs, scale_of_range
 from pax_export.quantization._compare import called
 
 #: Calibration methods by the user's word.

@@ -13,10 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
-from pax_export._quantized import apart
-from pax_export._types import PyTree
+from pax_export._foundations.errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export._foundations.types import PyTree
 from pax_export.core import Module
+from pax_export.precision.quantized import apart
 from pax_export.quantization._report import Difference
 
 _WHERE = "quantize(batches=...)"

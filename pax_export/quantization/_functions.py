@@ -13,12 +13,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pax_export._jax import run_inside, scan_operands
-from pax_export._jaxpr import bind_equation, called_program, has_own_derivative, interpret
-from pax_export._quantized import ArrayLike, Form, QuantizedArray, quantized_dot, rows
-from pax_export._types import Equation, PyTree, TracedProgram
+from pax_export._foundations._jax import run_inside, scan_operands
+from pax_export._foundations.jaxpr import (
+    bind_equation,
+    called_program,
+    has_own_derivative,
+    interpret,
+)
+from pax_export._foundations.types import Equation, PyTree, TracedProgram
 from pax_export.core import ParameterModule, is_array
 from pax_export.export.tracing.model_forms import CALL, form_of
+from pax_export.precision.quantized import ArrayLike, Form, QuantizedArray, quantized_dot, rows
 from pax_export.quantization._compare import called
 from pax_export.quantization._places import QuantizableArray, places_of_tree
 from pax_export.quantization._rounding import rounded

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pax_export._quantized import ArrayLike
-from pax_export._types import PyTree
+from pax_export._foundations.types import PyTree
 from pax_export.core import (
     DeclaredArray,
     declared_in,
@@ -18,6 +17,7 @@ from pax_export.core import (
     named_leaves,
     named_modules,
 )
+from pax_export.precision.quantized import ArrayLike
 
 #: Why an array is left.
 NO_LAYER = "not a weight of a known layer"

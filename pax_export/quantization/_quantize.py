@@ -15,8 +15,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import tree_leaves
 
-from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError, QuantizationError
-from pax_export._quantized import (
+from pax_export._foundations.errors import (
+    InvalidArgumentError,
+    InvalidArgumentTypeError,
+    QuantizationError,
+)
+from pax_export._foundations.types import PyTree
+from pax_export.adapters import apply_changes, chosen_modules
+from pax_export.core import Module, Selection, is_array, named_leaves
+from pax_export.precision.quantized import (
     GROUP,
     ArrayLike,
     DynamicInputs,
@@ -24,9 +31,6 @@ from pax_export._quantized import (
     QuantizedArray,
     dequantized,
 )
-from pax_export._types import PyTree
-from pax_export.adapters import apply_changes, chosen_modules
-from pax_export.core import Module, Selection, is_array, named_leaves
 from pax_export.quantization._calibrate import METHODS, observe, static_ranges
 from pax_export.quantization._compare import call_of, checked, compared, loss_of_outputs
 from pax_export.quantization._functions import RoundedArray, pair_of, places_of_function

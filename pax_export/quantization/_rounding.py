@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.linalg
 
-from pax_export._quantized import GROUP, Form, QuantizedArray, packed
+from pax_export.precision.quantized import GROUP, Form, QuantizedArray, packed
 from pax_export.quantization._places import QuantizableArray
 
 

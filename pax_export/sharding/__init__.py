@@ -1,6 +1,6 @@
 """Sharding of modules: rules for partition specs, placement, planning."""
 
-from pax_export._hlo import Collective, Cost, collectives, cost, sent_bytes
+from pax_export._foundations.hlo import Collective, Cost, collectives, cost, sent_bytes
 from pax_export.sharding._leaf_shardings import following, shardings
 from pax_export.sharding._mesh import abstract_mesh, make_mesh
 from pax_export.sharding._presets import data_parallel, fully_sharded, tensor_parallel

@@ -9,8 +9,8 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from pax_export._errors import ShardingError, near_names
-from pax_export._types import AnyMesh, PyTree
+from pax_export._foundations.errors import ShardingError, near_names
+from pax_export._foundations.types import AnyMesh, PyTree
 from pax_export.core import Spec, lost_by_steps, path_pattern, with_several_steps
 from pax_export.sharding._mesh import mesh_text, names_in, parts_of, sizes_of
 from pax_export.sharding._rules import (

@@ -9,9 +9,9 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
-from pax_export._check import checked_integer
-from pax_export._errors import InvalidArgumentTypeError, ShardingError
-from pax_export._types import AnyMesh, PyTree
+from pax_export._foundations.check import checked_integer
+from pax_export._foundations.errors import InvalidArgumentTypeError, ShardingError
+from pax_export._foundations.types import AnyMesh, PyTree
 
 
 def make_mesh(devices: Sequence[Any] | None = None, **axes: int) -> Mesh:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from pax_export._errors import InvalidArgumentTypeError
+from pax_export._foundations.errors import InvalidArgumentTypeError
 from pax_export.core import Spec, declared_in, kernel_of
 from pax_export.sharding._leaf_shardings import require_axis
 from pax_export.sharding._mesh import names_in, parts_of

@@ -13,8 +13,8 @@ import numpy as np
 from jax.sharding import PartitionSpec
 from jax.tree_util import keystr, tree_flatten_with_path
 
-from pax_export._errors import InvalidArgumentTypeError
-from pax_export._types import PyTree
+from pax_export._foundations.errors import InvalidArgumentTypeError
+from pax_export._foundations.types import PyTree
 from pax_export.core import (
     Chosen,
     FilteredLeaf,

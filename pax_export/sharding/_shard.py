@@ -20,10 +20,10 @@ from jax.tree_util import (
     tree_structure,
 )
 
-from pax_export._errors import ShardingError
-from pax_export._jax import call_with_constants, is_tracer
-from pax_export._jaxpr import jaxpr_constants
-from pax_export._types import AnyMesh, PyTree
+from pax_export._foundations._jax import call_with_constants, is_tracer
+from pax_export._foundations.errors import ShardingError
+from pax_export._foundations.jaxpr import jaxpr_constants
+from pax_export._foundations.types import AnyMesh, PyTree
 from pax_export.core import path_name
 from pax_export.sharding._leaf_shardings import require_axis, shardings_of_leaves
 from pax_export.sharding._mesh import mesh_text, names_in, parts_of, require_devices, sizes_of

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pax_export._files import html_text
-from pax_export._files.disk import bytes_text
-from pax_export._types import AnyMesh, PyTree
+from pax_export._foundations.files import html_text
+from pax_export._foundations.files.disk import bytes_text
+from pax_export._foundations.types import AnyMesh, PyTree
 from pax_export.core import Spec
 from pax_export.sharding._leaf_shardings import LeafSharding, leaf_shardings, spec_text
 from pax_export.sharding._mesh import mesh_text, sizes_of

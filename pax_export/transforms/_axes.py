@@ -11,8 +11,12 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import tree_leaves, tree_map
 
-from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError, UncoveredStateError
-from pax_export._types import PyTree
+from pax_export._foundations.errors import (
+    InvalidArgumentError,
+    InvalidArgumentTypeError,
+    UncoveredStateError,
+)
+from pax_export._foundations.types import PyTree
 from pax_export.core import (
     EmptyNode,
     Module,

@@ -8,8 +8,8 @@ from typing import Any
 import jax
 from jax.tree_util import tree_flatten, tree_leaves, tree_structure
 
-from pax_export._errors import InvalidArgumentError, StructureMismatchError
-from pax_export._types import PyTree
+from pax_export._foundations.errors import InvalidArgumentError, StructureMismatchError
+from pax_export._foundations.types import PyTree
 from pax_export.core import is_node, modules_and_leaves
 from pax_export.transforms._checks import check_function, tree_differences
 from pax_export.transforms._lift import (

@@ -10,9 +10,13 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import tree_leaves, tree_structure
 
-from pax_export._check import checked_integer
-from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError, near_names
-from pax_export._types import PyTree
+from pax_export._foundations.check import checked_integer
+from pax_export._foundations.errors import (
+    InvalidArgumentError,
+    InvalidArgumentTypeError,
+    near_names,
+)
+from pax_export._foundations.types import PyTree
 from pax_export.core import describe_array, named_leaves, structure_differences
 
 

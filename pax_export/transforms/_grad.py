@@ -14,14 +14,14 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import tree_map, tree_structure
 
-from pax_export._errors import (
+from pax_export._foundations.errors import (
     InvalidArgumentError,
     InvalidArgumentTypeError,
     NotDifferentiableError,
     UnsupportedOperationError,
     a_few,
 )
-from pax_export._types import PyTree
+from pax_export._foundations.types import PyTree
 from pax_export.core import (
     EmptyNode,
     Node,

@@ -14,9 +14,9 @@ from typing import Any
 import jax
 from jax.tree_util import tree_flatten, tree_leaves, tree_map
 
-from pax_export._check import as_strings
-from pax_export._errors import InvalidArgumentError, UnsupportedOperationError
-from pax_export._types import PyTree, TreeDef
+from pax_export._foundations.check import as_strings
+from pax_export._foundations.errors import InvalidArgumentError, UnsupportedOperationError
+from pax_export._foundations.types import PyTree, TreeDef
 from pax_export.core import (
     Node,
     anything_is_open,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pax_export._types import PyTree
+from pax_export._foundations.types import PyTree
 from pax_export.core import Module
 from pax_export.transforms._axes import StateAxes
 from pax_export.transforms._lift import Strict

@@ -18,8 +18,8 @@ from typing import Any
 import jax
 from jax.tree_util import tree_flatten, tree_flatten_with_path, tree_map, tree_structure
 
-from pax_export._errors import InvalidArgumentTypeError, SharedNodeError
-from pax_export._types import PyTree
+from pax_export._foundations.errors import InvalidArgumentTypeError, SharedNodeError
+from pax_export._foundations.types import PyTree
 from pax_export.core import (
     Module,
     Node,

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from types import MappingProxyType, MethodType
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
-from pax_export._types import PyTree
+from pax_export._foundations.errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export._foundations.types import PyTree
 from pax_export.core import Module, is_node, lent_to_constructors, made_of
 from pax_export.transforms._axes import MapOptions, StateAxes
 from pax_export.transforms._lift import LiftedCall, Strict, put_back, take_out

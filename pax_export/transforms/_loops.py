@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pax_export._errors import ImmutableModuleError
-from pax_export._types import PyTree
+from pax_export._foundations.errors import ImmutableModuleError
+from pax_export._foundations.types import PyTree
 from pax_export.transforms._axes import MapOptions, inputs_of
 from pax_export.transforms._checks import check_function
 from pax_export.transforms._lift import LiftedCall, Strict, unbind

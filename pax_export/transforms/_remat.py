@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import jax
 
-from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export._foundations.errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export.core import Module
 from pax_export.transforms._checks import check_function, checked_integers
 from pax_export.transforms._layer import TransformedLayer

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pax_export._errors import InvalidArgumentTypeError
-from pax_export._types import PyTree
+from pax_export._foundations.errors import InvalidArgumentTypeError
+from pax_export._foundations.types import PyTree
 from pax_export.core import (
     FilteredLeaf,
     as_rule,

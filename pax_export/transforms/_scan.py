@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import tree_flatten, tree_leaves, tree_map, tree_structure
 
-from pax_export._check import checked_integer
-from pax_export._errors import InvalidArgumentError, StructureMismatchError
-from pax_export._types import PyTree
+from pax_export._foundations.check import checked_integer
+from pax_export._foundations.errors import InvalidArgumentError, StructureMismatchError
+from pax_export._foundations.types import PyTree
 from pax_export.core import is_node, structure_differences
 from pax_export.transforms._axes import (
     MapOptions,

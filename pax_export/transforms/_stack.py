@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import tree_leaves, tree_structure
 
-from pax_export._check import checked_integer
-from pax_export._errors import InvalidArgumentError, StructureMismatchError
-from pax_export._types import Array, PyTree
+from pax_export._foundations.check import checked_integer
+from pax_export._foundations.errors import InvalidArgumentError, StructureMismatchError
+from pax_export._foundations.types import Array, PyTree
 from pax_export.core import describe_array, is_node, leaves_of, structure_differences
 from pax_export.transforms._checks import check_axis_fits
 from pax_export.transforms._sharding import with_stacked_axis, without_stacked_axis

@@ -11,8 +11,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pax_export._errors import InvalidArgumentTypeError
-from pax_export._types import PyTree
+from pax_export._foundations.errors import InvalidArgumentTypeError
+from pax_export._foundations.types import PyTree
 from pax_export.core import Module
 from pax_export.transforms._axes import (
     MapOptions,

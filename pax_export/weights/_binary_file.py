@@ -15,12 +15,12 @@ from typing import Any, Self
 
 import numpy as np
 
-from pax_export._errors import MissingWeightsFileError, PaxError, WeightsFileError
-from pax_export._files import system
-from pax_export._files.overwrite_guard import some_names
-from pax_export._files.paths import file_kind
-from pax_export._types import DTypeLike
-from pax_export._wire import RandomAccessBytes
+from pax_export._foundations.errors import MissingWeightsFileError, PaxError, WeightsFileError
+from pax_export._foundations.files import system
+from pax_export._foundations.files.overwrite_guard import some_names
+from pax_export._foundations.files.paths import file_kind
+from pax_export._foundations.types import DTypeLike
+from pax_export._foundations.wire import RandomAccessBytes
 
 #: A smaller array is read, not mapped: a process may have about 65,000 mappings.
 _MAPPED = 1 << 20

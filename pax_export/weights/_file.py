@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from pax_export._errors import WeightsFileError
-from pax_export._files import directory, single_file
-from pax_export._files.overwrite_guard import Belongs, Recognize
-from pax_export._optional import require
+from pax_export._foundations.errors import WeightsFileError
+from pax_export._foundations.files import directory, single_file
+from pax_export._foundations.files.overwrite_guard import Belongs, Recognize
+from pax_export._foundations.optional import require
 from pax_export.weights import _metadata
 from pax_export.weights._binary_file import BinaryFile, damage_error, refuse_damaged
 from pax_export.weights._leaves import RESERVED

@@ -11,10 +11,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from pax_export._errors import ExportPathError, MissingWeightsFileError, PaxError, first_line
-from pax_export._files import side_files
-from pax_export._files.paths import as_path
-from pax_export._optional import require
+from pax_export._foundations.errors import (
+    ExportPathError,
+    MissingWeightsFileError,
+    PaxError,
+    first_line,
+)
+from pax_export._foundations.files import side_files
+from pax_export._foundations.files.paths import as_path
+from pax_export._foundations.optional import require
 
 #: ``organization/name``, or a file of it, ``organization/name/model.gguf``.
 _ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(/(?P<file>[^\\]+))?")

@@ -8,9 +8,9 @@ from typing import Any
 
 from jax.tree_util import keystr, tree_flatten_with_path
 
-from pax_export._errors import WeightNameError, WeightsMismatchError
-from pax_export._files import html_text
-from pax_export._types import PyTree
+from pax_export._foundations.errors import WeightNameError, WeightsMismatchError
+from pax_export._foundations.files import html_text
+from pax_export._foundations.types import PyTree
 from pax_export.core import named_leaves
 
 # The one name that a safetensors file keeps for itself.

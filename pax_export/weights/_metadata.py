@@ -22,8 +22,8 @@ from typing import Any, Self
 import jax
 import numpy as np
 
-from pax_export._types import DTypeLike, PyTree
-from pax_export._wire import crc32, fast  # noqa: F401  `fast` for who reads files
+from pax_export._foundations.types import DTypeLike, PyTree
+from pax_export._foundations.wire import crc32, fast  # noqa: F401  `fast` for who reads files
 from pax_export.weights._leaves import RESERVED
 
 Note = dict[str, str]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pax_export._errors import near_names
+from pax_export._foundations.errors import near_names
 
 PACKAGE = Path(__file__).parent.parent.parent / "pax_export"
 
@@ -32,4 +32,4 @@ def test_of_equally_near_names_the_first_one_comes_first():
 
 def test_it_is_the_only_place():
     using = {path.name for path in PACKAGE.rglob("*.py") if "difflib" in path.read_text()}
-    assert using == {"_errors.py"}
+    assert using == {"errors.py"}

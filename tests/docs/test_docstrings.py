@@ -8,7 +8,7 @@ import inspect
 import re
 from collections.abc import Iterator
 
-from pax_export import _errors
+from pax_export._foundations import errors
 from tests.docs.pages import ROOT
 from tests.docs.test_api_reference import NAMES
 
@@ -92,7 +92,7 @@ def test_errors_derive_from_the_classes_that_are_named():
     wrong = {}
     for name, (_, found) in DOCUMENTED.items():
         for error, text in found.get("Raises", {}).items():
-            kind = getattr(_errors, error, None) or getattr(builtins, error)
+            kind = getattr(errors, error, None) or getattr(builtins, error)
             stated = re.match(r"\(([^)]*)\)", text)
             bases = set(re.findall(r"\b([A-Z]\w*Error)\b", stated[1] if stated else ""))
             if others := bases - {base.__name__ for base in kind.__mro__}:

@@ -15,7 +15,7 @@ import pytest
 import safetensors.numpy
 
 import pax_export as pax
-from pax_export._files import disk
+from pax_export._foundations.files import disk
 from pax_export.errors import MissingPackageError
 from pax_export.weights import _save_load
 from tests.refusals import refused

@@ -14,8 +14,12 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import tree_flatten_with_path, tree_leaves, tree_map, tree_structure
 
-from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError, near_names
-from pax_export._types import PyTree
+from pax_export._foundations.errors import (
+    InvalidArgumentError,
+    InvalidArgumentTypeError,
+    near_names,
+)
+from pax_export._foundations.types import PyTree
 from pax_export.core._parameters import merge
 from pax_export.core._static import static_key
 from pax_export.core._tree import Node

@@ -9,8 +9,8 @@ from typing import Any
 
 import jax
 
-from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError, a_few
-from pax_export._types import PyTree, TreeDef
+from pax_export._foundations.errors import InvalidArgumentError, InvalidArgumentTypeError, a_few
+from pax_export._foundations.types import PyTree, TreeDef
 from pax_export.core._tree import Node, attributes_of
 from pax_export.core.selections._filters import (
     MADE_FILTERS,

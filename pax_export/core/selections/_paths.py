@@ -11,8 +11,8 @@ from typing import Any
 
 from jax.tree_util import tree_structure, tree_unflatten
 
-from pax_export._errors import InvalidArgumentError, a_few, near_names
-from pax_export._types import PyTree, TreeDef
+from pax_export._foundations.errors import InvalidArgumentError, a_few, near_names
+from pax_export._foundations.types import PyTree, TreeDef
 from pax_export.core._traversal import Steps, one_level, plain_key
 from pax_export.core._tree import Node, attributes_of, flatten, is_array
 

@@ -9,8 +9,8 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 
-from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
-from pax_export._types import DTypeLike, PyTree
+from pax_export._foundations.errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export._foundations.types import DTypeLike, PyTree
 from pax_export.core._check import describe_array
 from pax_export.core._edit import Change, edit_at, set_training
 from pax_export.core._mutable import on_own_array

@@ -8,8 +8,8 @@ from typing import Any
 import jax.numpy as jnp
 from jax.tree_util import tree_flatten, tree_unflatten
 
-from pax_export._errors import InvalidArgumentError, a_few
-from pax_export._types import PyTree
+from pax_export._foundations.errors import InvalidArgumentError, a_few
+from pax_export._foundations.types import PyTree
 from pax_export.core._declared import Initializer, declared_in
 from pax_export.core._edit import Change, edit_at
 from pax_export.core._parameters import (

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export._foundations.errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export.export.artifact import dimensions, dtypes
 from pax_export.export.artifact.report import DEFAULT, ArrayInfo, SignatureInfo
 from pax_export.export.artifact.structure import collect, fixed_arguments

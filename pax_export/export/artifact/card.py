@@ -12,8 +12,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from pax_export._files import html_text
-from pax_export._files.side_files import CARD_MARK
+from pax_export._foundations.files import html_text
+from pax_export._foundations.files.side_files import CARD_MARK
 from pax_export.export.artifact import dimensions
 from pax_export.export.artifact.report import (
     DEFAULT,

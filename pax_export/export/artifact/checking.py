@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from pax_export._errors import ExportPathError
-from pax_export._files import checksums
-from pax_export._files.paths import first_unusual, unusual_type
-from pax_export._files.side_files import CARD_NAME
+from pax_export._foundations.errors import ExportPathError
+from pax_export._foundations.files import checksums
+from pax_export._foundations.files.paths import first_unusual, unusual_type
+from pax_export._foundations.files.side_files import CARD_NAME
 from pax_export.export.artifact import embedded, formats
 from pax_export.export.artifact.inspect import GRAPH_FILE
 from pax_export.export.artifact.report import DATA, DATA_SHA256, REPORT_FILE, SHA256, Report
@@ -36,7 +36,7 @@ def saved_model(path: Path, report: Report | None = None, trusted: bool = False)
 
 
 def _check_regular(path: Path) -> None:
-    """Refuses special files, for which TensorFlow would wait; see `_files.paths`."""
+    """Refuses special files, for which TensorFlow would wait; see `_foundations.files.paths`."""
     try:
         strange = first_unusual(path)
         kind = strange and unusual_type(strange)

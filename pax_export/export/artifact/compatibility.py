@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from pax_export._errors import ConsumerError, InvalidArgumentError
+from pax_export._foundations.errors import ConsumerError, InvalidArgumentError
 
 Version = tuple[int, ...]
 

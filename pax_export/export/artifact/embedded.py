@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pax_export._files import checksums
-from pax_export._wire import Memory, Message, encode_varint
+from pax_export._foundations.files import checksums
+from pax_export._foundations.wire import Memory, Message, encode_varint
 
 #: The most bytes of a report, and the most values in it: either is far beyond any model.
 BYTES, VALUES = 1 << 26, 1 << 22

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from pax_export._errors import ExportPathError
-from pax_export._optional import require
+from pax_export._foundations.errors import ExportPathError
+from pax_export._foundations.optional import require
 from pax_export.export.artifact import checking, formats
 from pax_export.export.artifact.inspect import damage_as_error
 from pax_export.export.artifact.report import read_report

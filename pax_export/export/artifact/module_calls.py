@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from pax_export._optional import require
+from pax_export._foundations.optional import require
 
 #: XLA expands them itself, or they are only annotations.
 EXPANDED = frozenset("""

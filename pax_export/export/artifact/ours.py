@@ -8,10 +8,10 @@ import shutil
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from pax_export._files import checksums, directory, single_file
-from pax_export._files.overwrite_guard import Belongs, files, now_in
-from pax_export._files.paths import read_small_file
-from pax_export._files.side_files import (
+from pax_export._foundations.files import checksums, directory, single_file
+from pax_export._foundations.files.overwrite_guard import Belongs, files, now_in
+from pax_export._foundations.files.paths import read_small_file
+from pax_export._foundations.files.side_files import (
     CARD_NAME,
     all_data_of_file,
     card_of_file,

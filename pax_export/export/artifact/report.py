@@ -15,10 +15,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
-from pax_export._errors import ExportPathError, a_few
-from pax_export._files import html_text
-from pax_export._files.disk import bytes_text
-from pax_export._files.paths import as_path, read_small_file, unusual_type
+from pax_export._foundations.errors import ExportPathError, a_few
+from pax_export._foundations.files import html_text
+from pax_export._foundations.files.disk import bytes_text
+from pax_export._foundations.files.paths import as_path, read_small_file, unusual_type
 from pax_export.export.artifact import embedded, structure
 from pax_export.export.artifact.formats import exporters, find
 

@@ -19,7 +19,7 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-from pax_export._errors import UntrustedExportError, a_few
+from pax_export._foundations.errors import UntrustedExportError, a_few
 from pax_export.export.artifact import allowed_operations as operations
 from pax_export.export.artifact import inspect
 from pax_export.export.artifact.module_calls import unknown_calls

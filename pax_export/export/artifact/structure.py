@@ -20,7 +20,7 @@ import typing
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from pax_export._errors import InvalidArgumentError
+from pax_export._foundations.errors import InvalidArgumentError
 
 _DEEPEST = 100
 #: The kinds of arguments that callers may omit.

@@ -11,8 +11,8 @@ from typing import Any, Unpack
 import jax
 import numpy as np
 
-from pax_export._errors import UnsupportedOperationError
-from pax_export._types import Equation, TracedProgram
+from pax_export._foundations.errors import UnsupportedOperationError
+from pax_export._foundations.types import Equation, TracedProgram
 from pax_export.export.artifact.embedded import append_zip
 from pax_export.export.artifact.formats import Format
 from pax_export.export.artifact.report import Report, package_versions, report_text

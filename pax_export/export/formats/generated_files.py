@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from importlib.util import cache_from_source
 from pathlib import Path
 
-from pax_export._files import system
+from pax_export._foundations.files import system
 
 _PREFIX = "__autograph_generated_file"
 #: A file that is older is loaded, or its process is dead.

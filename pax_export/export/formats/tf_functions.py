@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pax_export._optional import require
-from pax_export._types import PyTree
+from pax_export._foundations.optional import require
+from pax_export._foundations.types import PyTree
 from pax_export.export.lowering.lower import CALLING_CONVENTION, Gradient, Lowered, Signature
 from pax_export.export.lowering.variables import Store
 from pax_export.export.tracing import dtypes

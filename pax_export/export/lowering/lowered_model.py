@@ -10,9 +10,13 @@ from typing import Any
 
 import jax
 
-from pax_export._errors import InvalidArgumentError, NotDifferentiableError, PaxError, named_line
-from pax_export._jax import needed_part
-from pax_export._quantized import dequantized
+from pax_export._foundations._jax import needed_part
+from pax_export._foundations.errors import (
+    InvalidArgumentError,
+    NotDifferentiableError,
+    PaxError,
+    named_line,
+)
 from pax_export.export.artifact import compatibility
 from pax_export.export.artifact.report import ArrayInfo, SignatureInfo
 from pax_export.export.lowering.lower import (
@@ -33,6 +37,7 @@ from pax_export.export.tracing.programs import Program, check_updates
 from pax_export.export.tracing.spec import Inputs
 from pax_export.export.tracing.trace_errors import line_of_model
 from pax_export.export.tracing.traced import Traced, trace, vjp
+from pax_export.precision.quantized import dequantized
 
 #: Lowers a traced program, or its first results, for platforms; see `lower_traced`.
 Lower = Callable[..., Lowered]

@@ -14,7 +14,7 @@ from typing import Any
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
 
-from pax_export._errors import UnsupportedOperationError
+from pax_export._foundations.errors import UnsupportedOperationError
 
 #: Of the dialect for shardings, these only ask for a place; the numbers stay the same.
 _HINTS = ("sdy.sharding_constraint", "sdy.reshard", "sdy.propagation_barrier")

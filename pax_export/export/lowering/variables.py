@@ -11,14 +11,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from pax_export._quantized import Form, dequantized
-from pax_export._types import DTypeLike
+from pax_export._foundations.types import DTypeLike
 from pax_export.checkpoint import StoredArray, on_host
 from pax_export.export.artifact.report import VariableInfo
 from pax_export.export.portable.dequantize_ahead import numbers_of
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.exportable import ExportLeaf
 from pax_export.export.tracing.spec import legal_names
+from pax_export.precision.quantized import Form, dequantized
 
 
 @dataclass

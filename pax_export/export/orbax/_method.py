@@ -12,9 +12,9 @@ import jax
 import numpy as np
 from jax import export as jax_export
 
-from pax_export._check import as_strings
-from pax_export._errors import InvalidArgumentError, UnsupportedDtypeError, first_line
-from pax_export._types import PyTree
+from pax_export._foundations.check import as_strings
+from pax_export._foundations.errors import InvalidArgumentError, UnsupportedDtypeError, first_line
+from pax_export._foundations.types import PyTree
 from pax_export.export.artifact.structure import rebuild
 from pax_export.export.formats.tf_functions import call_signature
 from pax_export.export.lowering.lowered_model import lower_signature

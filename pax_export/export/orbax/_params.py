@@ -11,13 +11,13 @@ import jax
 import numpy as np
 from jax import export as jax_export
 
-from pax_export._errors import (
+from pax_export._foundations.errors import (
     InvalidArgumentError,
     StructureMismatchError,
     UnsupportedDtypeError,
     first_line,
 )
-from pax_export._types import PyTree
+from pax_export._foundations.types import PyTree
 from pax_export.export.artifact import dimensions
 from pax_export.export.lowering.variables import Store
 from pax_export.export.orbax import dtensor_utils

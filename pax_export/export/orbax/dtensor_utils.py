@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from pax_export._errors import DTensorStateError, InvalidArgumentError
-from pax_export._optional import require
-from pax_export._types import PyTree
+from pax_export._foundations.errors import DTensorStateError, InvalidArgumentError
+from pax_export._foundations.optional import require
+from pax_export._foundations.types import PyTree
 
 __all__ = [
     "dtensor_initialized",

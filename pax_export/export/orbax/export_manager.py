@@ -10,9 +10,9 @@ from typing import Any
 
 import jax
 
-from pax_export._errors import InvalidArgumentError
-from pax_export._files.directory import check, check_plain, replace_path
-from pax_export._types import PyTree
+from pax_export._foundations.errors import InvalidArgumentError
+from pax_export._foundations.files.directory import check, check_plain, replace_path
+from pax_export._foundations.types import PyTree
 from pax_export.export.artifact.ours import saved_model
 from pax_export.export.artifact.report import DEFAULT
 from pax_export.export.formats.generated_files import generated_files_removed

@@ -9,8 +9,8 @@ from typing import Any
 
 import jax
 
-from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
-from pax_export._types import PyTree
+from pax_export._foundations.errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export._foundations.types import PyTree
 from pax_export.export.orbax._method import TensorFlowMethod
 from pax_export.export.orbax._params import Model
 from pax_export.export.orbax.dtensor_utils import tf

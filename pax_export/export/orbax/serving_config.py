@@ -8,8 +8,8 @@ from typing import Any
 
 import jax
 
-from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
-from pax_export._types import PyTree
+from pax_export._foundations.errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export._foundations.types import PyTree
 from pax_export.export.formats.saved_model.processing import as_function, input_signature
 from pax_export.export.orbax.dtensor_utils import tf
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields
 from typing import Any, Literal, TypeVar
 
-from pax_export._check import as_named, as_strings
-from pax_export._errors import InvalidArgumentError
+from pax_export._foundations.check import as_named, as_strings
+from pax_export._foundations.errors import InvalidArgumentError
 from pax_export.export.artifact.options import ExportOptions, Summarized
 from pax_export.export.artifact.report import DEFAULT
 from pax_export.export.tracing.programs import STATE_ELSEWHERE

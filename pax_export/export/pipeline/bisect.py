@@ -20,9 +20,9 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import jaxpr_as_fun
 
-from pax_export._errors import PaxError, ValidationError
-from pax_export._jaxpr import bind_equation, called_program, interpret
-from pax_export._types import PyTree
+from pax_export._foundations.errors import PaxError, ValidationError
+from pax_export._foundations.jaxpr import bind_equation, called_program, interpret
+from pax_export._foundations.types import PyTree
 from pax_export.export.artifact.formats import Format
 from pax_export.export.lowering.lower import export_unchecked
 from pax_export.export.pipeline.export_run import scratch_place

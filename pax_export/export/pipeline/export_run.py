@@ -13,11 +13,16 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
-from pax_export._errors import InvalidArgumentTypeError, MissingPackageError
-from pax_export._files import directory as _directory
-from pax_export._files import overwrite_guard, single_file, stale_temporaries
-from pax_export._files.side_files import card_of_file, card_of_folder, check_card, remove_card
-from pax_export._optional import require
+from pax_export._foundations.errors import InvalidArgumentTypeError, MissingPackageError
+from pax_export._foundations.files import directory as _directory
+from pax_export._foundations.files import overwrite_guard, single_file, stale_temporaries
+from pax_export._foundations.files.side_files import (
+    card_of_file,
+    card_of_folder,
+    check_card,
+    remove_card,
+)
+from pax_export._foundations.optional import require
 from pax_export.export.artifact.card import write_card
 from pax_export.export.artifact.formats import Format
 from pax_export.export.artifact.ours import export_of_ours

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pax_export._errors import ValidationError
+from pax_export._foundations.errors import ValidationError
 from pax_export.export.artifact.formats import Format, import_function
 from pax_export.export.artifact.report import Report, VariableInfo, write_report
 from pax_export.export.lowering.variables import Store

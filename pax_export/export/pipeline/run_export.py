@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pax_export._errors import (
+from pax_export._foundations.errors import (
     GradientMismatchError,
     InvalidArgumentError,
     InvalidArgumentTypeError,
@@ -23,7 +23,7 @@ from pax_export._errors import (
     ValidationError,
     a_few,
 )
-from pax_export._optional import find, install, is_installed
+from pax_export._foundations.optional import find, install, is_installed
 from pax_export.core import Module, label_modules, named_modules, traced_anew
 from pax_export.export.artifact.report import Report, is_tested
 from pax_export.export.pipeline.arguments import Request, check_choice, check_state

@@ -15,8 +15,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from pax_export._jaxpr import bind_equation, inner_programs, is_literal
-from pax_export._types import Jaxpr
+from pax_export._foundations.jaxpr import bind_equation, inner_programs, is_literal
+from pax_export._foundations.types import Jaxpr
 from pax_export.export.portable.program import (
     PortableProgram,
     Weight,

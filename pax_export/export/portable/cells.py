@@ -14,8 +14,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from pax_export._jaxpr import bind_equation, called_program, inner_programs, is_literal
-from pax_export._types import Array, DTypeLike, Equation
+from pax_export._foundations.jaxpr import bind_equation, called_program, inner_programs, is_literal
+from pax_export._foundations.types import Array, DTypeLike, Equation
 from pax_export.export.portable.program import is_static, source_of
 
 #: Operations that return their operand; a conversion does if the dtype does not change.

@@ -12,11 +12,16 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from pax_export._jax import run_inside, scan_operands
-from pax_export._jaxpr import bind_equation, called_program, has_own_derivative, is_literal
-from pax_export._quantized import Form, plain_dot, plain_pointwise
-from pax_export._types import Equation
+from pax_export._foundations._jax import run_inside, scan_operands
+from pax_export._foundations.jaxpr import (
+    bind_equation,
+    called_program,
+    has_own_derivative,
+    is_literal,
+)
+from pax_export._foundations.types import Equation
 from pax_export.export.portable.program import evaluated
+from pax_export.precision.quantized import Form, plain_dot, plain_pointwise
 
 #: Operations on quantized weights -> their form on dequantized ones; the weight is last
 #: operand: its integers are at this place, and after them scales and zero points.

@@ -15,18 +15,18 @@ from typing import Any
 import numpy as np
 from jax.extend import source_info_util
 
-from pax_export._jax import needed_part
-from pax_export._jaxpr import (
+from pax_export._foundations._jax import needed_part
+from pax_export._foundations.jaxpr import (
     bind_equation,
     branch_for_cpu,
     called_program,
     interpret,
     needed_equations,
 )
-from pax_export._quantized import FASTER_IN_JAX
-from pax_export._types import PyTree
+from pax_export._foundations.types import PyTree
 from pax_export.core import path_in
 from pax_export.export.portable.program import PortableProgram, Weight, traced, with_bodies
+from pax_export.precision.quantized import FASTER_IN_JAX
 
 
 def flattened(

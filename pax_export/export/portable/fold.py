@@ -16,11 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from pax_export._jaxpr import bind_equation, is_literal
-from pax_export._quantized import bound_outputs
-from pax_export._types import Array, Equation
+from pax_export._foundations.jaxpr import bind_equation, is_literal
+from pax_export._foundations.types import Array, Equation
 from pax_export.export.portable.arithmetic import KnownValues
 from pax_export.export.portable.program import PortableProgram, again, is_static, source_of, uses
+from pax_export.precision.quantized import bound_outputs
 
 _FOLDED = frozenset({"float32", "float64"})
 _LINEAR = frozenset({"mul", "div", "add", "sub"})

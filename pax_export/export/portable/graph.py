@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pax_export._jaxpr import is_literal
+from pax_export._foundations.jaxpr import is_literal
 from pax_export.export.portable.arithmetic import KnownValues
 from pax_export.export.portable.program import PortableProgram
 

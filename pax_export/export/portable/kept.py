@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from pax_export._types import Array
+from pax_export._foundations.types import Array
 
 _PREFIX = "pax_export."
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from jax import lax
 
-from pax_export._jaxpr import bind_equation, is_literal, needed_equations
+from pax_export._foundations.jaxpr import bind_equation, is_literal, needed_equations
 from pax_export.export.portable.program import PortableProgram
 
 Order = tuple[int, ...]

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import jaxpr_as_fun
 
-from pax_export._types import Array
+from pax_export._foundations.types import Array
 from pax_export.export.portable.decompose import decomposed
 from pax_export.export.portable.program import is_static, traced
 from pax_export.export.portable.rewrite import rewritten

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from pax_export._jaxpr import bind_equation
-from pax_export._types import Equation
+from pax_export._foundations.jaxpr import bind_equation
+from pax_export._foundations.types import Equation
 from pax_export.export.portable import kept
 from pax_export.export.portable.arithmetic import KnownValues
 from pax_export.export.portable.program import PortableProgram, again

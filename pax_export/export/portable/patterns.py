@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
-from pax_export._jaxpr import is_literal
-from pax_export._types import Array, Equation
+from pax_export._foundations.jaxpr import is_literal
+from pax_export._foundations.types import Array, Equation
 from pax_export.export.portable.graph import Producers, Recognized, close, is_one, pattern, scaled
 from pax_export.export.portable.program import is_static
 

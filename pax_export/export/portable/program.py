@@ -13,8 +13,14 @@ import jax
 import jax.export
 from jax.extend import source_info_util
 
-from pax_export._jaxpr import bind_equation, inner_programs, interpret, is_literal, is_program
-from pax_export._jaxpr import needed_equations as needed
+from pax_export._foundations.jaxpr import (
+    bind_equation,
+    inner_programs,
+    interpret,
+    is_literal,
+    is_program,
+)
+from pax_export._foundations.jaxpr import needed_equations as needed
 from pax_export.export.portable.sizes import is_number
 
 #: Primitives with inner programs that they do not only call.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pax_export._jaxpr import bind_equation, is_literal
+from pax_export._foundations.jaxpr import bind_equation, is_literal
 from pax_export.export.portable import kept
 from pax_export.export.portable import patterns as patterns
 from pax_export.export.portable.graph import PATTERNS, Producers

@@ -11,9 +11,9 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from pax_export._jax import scan_operands
-from pax_export._jaxpr import bind_equation
-from pax_export._types import Equation
+from pax_export._foundations._jax import scan_operands
+from pax_export._foundations.jaxpr import bind_equation
+from pax_export._foundations.types import Equation
 from pax_export.export.portable import kept
 from pax_export.export.portable.cells import Affine, Known, StepValue, step_results
 from pax_export.export.portable.program import PortableProgram, is_static, needed, uses

@@ -16,13 +16,13 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from pax_export._jax import run_inside
-from pax_export._jaxpr import bind_equation, is_literal, jaxpr_dtypes, jaxpr_primitives
-from pax_export._quantized import round_with, scale_of_range
-from pax_export._types import Equation
+from pax_export._foundations._jax import run_inside
+from pax_export._foundations.jaxpr import bind_equation, is_literal, jaxpr_dtypes, jaxpr_primitives
+from pax_export._foundations.types import Equation
 from pax_export.export.portable import kept
 from pax_export.export.portable.arithmetic import KnownValues
 from pax_export.export.portable.program import PortableProgram, again, evaluated, traced, uses
+from pax_export.precision.quantized import round_with, scale_of_range
 
 #: Products that runtimes compute in integers, and what they are given.
 _OF_INTEGERS = frozenset({"dequantize", "quantized_dot", "round_inputs", "round_rows"})

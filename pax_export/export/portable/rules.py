@@ -10,7 +10,7 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
-from pax_export._jaxpr import interpret, needed_equations, wrapped_program
+from pax_export._foundations.jaxpr import interpret, needed_equations, wrapped_program
 from pax_export.export.portable import kept
 from pax_export.export.portable.decompose import (
     decompose,

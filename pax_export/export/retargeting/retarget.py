@@ -15,12 +15,16 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pax_export._errors import ExportPathError, UnsupportedOperationError, ValidationError
-from pax_export._files import checksums, html_text
-from pax_export._files.disk import bytes_text
-from pax_export._files.overwrite_guard import Belongs, now_in
-from pax_export._files.paths import as_path
-from pax_export._optional import require
+from pax_export._foundations.errors import (
+    ExportPathError,
+    UnsupportedOperationError,
+    ValidationError,
+)
+from pax_export._foundations.files import checksums, html_text
+from pax_export._foundations.files.disk import bytes_text
+from pax_export._foundations.files.overwrite_guard import Belongs, now_in
+from pax_export._foundations.files.paths import as_path
+from pax_export._foundations.optional import require
 from pax_export.export.artifact import compatibility, inspect
 from pax_export.export.artifact.checking import saved_model as check_saved_model
 from pax_export.export.artifact.checking import write_sums

@@ -15,9 +15,9 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from pax_export._jax import needed_part, scan_operands
-from pax_export._jaxpr import called_program, inner_programs, interpret
-from pax_export._types import Equation, Jaxpr, PyTree, TracedProgram
+from pax_export._foundations._jax import needed_part, scan_operands
+from pax_export._foundations.jaxpr import called_program, inner_programs, interpret
+from pax_export._foundations.types import Equation, Jaxpr, PyTree, TracedProgram
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.source_lines import Chain, source_text
 

@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from pax_export._errors import InvalidArgumentTypeError, UnsupportedDtypeError
-from pax_export._types import DTypeLike, PyTree
+from pax_export._foundations.errors import InvalidArgumentTypeError, UnsupportedDtypeError
+from pax_export._foundations.types import DTypeLike, PyTree
 from pax_export.export.artifact.dtypes import STRING, name_of, numpy_dtype  # noqa: F401
 
 _WIDENED = {"int4": np.dtype("int8"), "uint4": np.dtype("uint8")}

@@ -14,14 +14,14 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
-from pax_export._errors import (
+from pax_export._foundations.errors import (
     InvalidArgumentError,
     InvalidArgumentTypeError,
     StructureMismatchError,
     UnsupportedDtypeError,
     first_line,
 )
-from pax_export._types import PyTree
+from pax_export._foundations.types import PyTree
 from pax_export.checkpoint import StoredArray
 from pax_export.core import (
     Chosen,

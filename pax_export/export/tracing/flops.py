@@ -14,8 +14,8 @@ from typing import Any
 
 from jax.export import is_symbolic_dim
 
-from pax_export._jaxpr import inner_programs
-from pax_export._types import Equation, Jaxpr, PyTree, TracedProgram
+from pax_export._foundations.jaxpr import inner_programs
+from pax_export._foundations.types import Equation, Jaxpr, PyTree, TracedProgram
 from pax_export.core import path_in
 from pax_export.export.artifact import dimensions
 from pax_export.export.portable.decompose import decomposed

@@ -17,8 +17,8 @@ from typing import Any
 
 import jax
 
-from pax_export._errors import InvalidArgumentTypeError, StateChangeError
-from pax_export._types import PyTree
+from pax_export._foundations.errors import InvalidArgumentTypeError, StateChangeError
+from pax_export._foundations.types import PyTree
 from pax_export.core import is_array, path_name
 from pax_export.export.tracing.spec import distinct_names
 from pax_export.export.tracing.static import is_no_array, unwrap_static, wrap_static

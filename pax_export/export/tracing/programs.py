@@ -10,22 +10,22 @@ from typing import Any
 import jax
 import numpy as np
 
-from pax_export._check import as_strings
-from pax_export._errors import (
+from pax_export._foundations.check import as_strings
+from pax_export._foundations.errors import (
     InvalidArgumentError,
     StateChangeError,
     SymbolicDimensionError,
     UnsupportedOperationError,
     a_few,
 )
-from pax_export._jaxpr import (
+from pax_export._foundations.jaxpr import (
     called_program,
     inner_programs,
     interpret,
     jaxpr_operations,
     jaxpr_sizes,
 )
-from pax_export._types import Equation, PyTree, TracedProgram
+from pax_export._foundations.types import Equation, PyTree, TracedProgram
 from pax_export.checkpoint import StoredArray
 from pax_export.export.artifact import dimensions
 from pax_export.export.tracing import dtypes

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
-from pax_export._errors import PaxError, UnsupportedOperationError
-from pax_export._jaxpr import line_of
-from pax_export._types import Equation
+from pax_export._foundations.errors import PaxError, UnsupportedOperationError
+from pax_export._foundations.jaxpr import line_of
+from pax_export._foundations.types import Equation
 from pax_export.core import path_in
 from pax_export.export.portable import NotWrittenError
 from pax_export.export.tracing import exportable
@@ -18,7 +18,7 @@ from pax_export.export.tracing import exportable
 _OURS = str(Path(__file__).parents[2])
 _LIBRARY = Path(traceback.__file__).parent
 #: Files whose lines are no part of a model.
-_EXPORTER = tuple(f"{_OURS}/{name}/" for name in ("_jax", "export"))
+_EXPORTER = tuple(f"{_OURS}/{name}/" for name in ("_foundations", "export"))
 Error = TypeVar("Error", bound=PaxError)
 Line = tuple[str, int, str]  # file, number, function
 #: An operation as a chain of equations; each calls the next.

@@ -16,11 +16,15 @@ import jax
 import numpy as np
 from jax import export as jax_export
 
-from pax_export._check import as_named, as_strings
-from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError, first_line
-from pax_export._files import html_text
-from pax_export._jax import scope_constraints
-from pax_export._types import PyTree
+from pax_export._foundations._jax import scope_constraints
+from pax_export._foundations.check import as_named, as_strings
+from pax_export._foundations.errors import (
+    InvalidArgumentError,
+    InvalidArgumentTypeError,
+    first_line,
+)
+from pax_export._foundations.files import html_text
+from pax_export._foundations.types import PyTree
 from pax_export.core import path_name
 from pax_export.export.artifact import dimensions
 from pax_export.export.artifact.arguments import tensorflow_keyword

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pax_export._types import PyTree
+from pax_export._foundations.types import PyTree
 from pax_export.core import LeafValue
 
 

@@ -15,14 +15,14 @@ from typing import Any
 
 import jax
 
-from pax_export._errors import (
+from pax_export._foundations.errors import (
     PaxError,
     StateChangeError,
     SymbolicDimensionError,
     TracedValueError,
     first_line,
 )
-from pax_export._tracebacks import hide_frames
+from pax_export._foundations.tracebacks import hide_frames
 from pax_export.export import symbolic_numpy
 from pax_export.export.artifact import dimensions
 from pax_export.export.tracing import dtypes
@@ -46,7 +46,7 @@ OF_VALUES = (
 
 _PACKAGE = Path(__file__).parents[2]
 #: Where the names of files begin that are neither a model's nor a layer's.
-_NOBODYS = (str(_PACKAGE / "export"), str(_PACKAGE / "_jax"), contextlib.__file__, "<")
+_NOBODYS = (str(_PACKAGE / "export"), str(_PACKAGE / "_foundations"), contextlib.__file__, "<")
 
 
 @contextlib.contextmanager

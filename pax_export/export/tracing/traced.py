@@ -16,10 +16,15 @@ from typing import Any
 import jax
 from jax.extend.core import jaxpr_as_fun
 
-from pax_export._errors import UnsupportedOperationError
-from pax_export._jax import call_with_constants, read_arguments
-from pax_export._jaxpr import jaxpr_constants, jaxpr_operations, jaxpr_parameters, jaxpr_primitives
-from pax_export._types import PyTree, TracedProgram
+from pax_export._foundations._jax import call_with_constants, read_arguments
+from pax_export._foundations.errors import UnsupportedOperationError
+from pax_export._foundations.jaxpr import (
+    jaxpr_constants,
+    jaxpr_operations,
+    jaxpr_parameters,
+    jaxpr_primitives,
+)
+from pax_export._foundations.types import PyTree, TracedProgram
 from pax_export.export import symbolic_numpy
 from pax_export.export.portable.any_size import differentiable
 from pax_export.export.portable.rewrite import discharged, with_python_numbers

@@ -13,16 +13,16 @@ import jax
 import numpy as np
 from jax.extend.core import jaxpr_as_fun
 
-from pax_export._errors import (
+from pax_export._foundations._jax import scope_constraints
+from pax_export._foundations.errors import (
     InvalidArgumentError,
     InvalidArgumentTypeError,
     PaxError,
     ValidationError,
     named_line,
 )
-from pax_export._jax import scope_constraints
-from pax_export._jaxpr import jaxpr_dtypes, jaxpr_primitives, jaxpr_size
-from pax_export._types import DTypeLike, Equation, PyTree, TracedProgram
+from pax_export._foundations.jaxpr import jaxpr_dtypes, jaxpr_primitives, jaxpr_size
+from pax_export._foundations.types import DTypeLike, Equation, PyTree, TracedProgram
 from pax_export.export.artifact import dimensions
 from pax_export.export.artifact.dimensions import RandomCall, RandomInput, random_calls
 from pax_export.export.artifact.report import Report, SignatureInfo

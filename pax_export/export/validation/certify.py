@@ -15,14 +15,14 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from pax_export._errors import (
+from pax_export._foundations.errors import (
     InvalidArgumentError,
     MissingPackageError,
     UnsupportedOperationError,
     ValidationError,
 )
-from pax_export._optional import find
-from pax_export._types import PyTree
+from pax_export._foundations.optional import find
+from pax_export._foundations.types import PyTree
 from pax_export.export.artifact import formats, ours
 from pax_export.export.artifact.report import CERTIFIED, certified_text, read_report
 from pax_export.export.validation import recheck

@@ -16,9 +16,9 @@ import numpy as np
 from jax import numpy as jnp
 from jax.extend.core import jaxpr_as_fun
 
-from pax_export._jax import call_with_constants
-from pax_export._jaxpr import jaxpr_constants
-from pax_export._types import Array, Equation
+from pax_export._foundations._jax import call_with_constants
+from pax_export._foundations.jaxpr import jaxpr_constants
+from pax_export._foundations.types import Array, Equation
 from pax_export.export.lowering.lower import export_unchecked, portable
 from pax_export.export.portable.program import traced
 from pax_export.export.portable.rewrite import rewritten

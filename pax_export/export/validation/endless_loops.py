@@ -9,9 +9,9 @@ from typing import Any
 import jax
 from jax.extend.core import jaxpr_as_fun
 
-from pax_export._errors import InvalidArgumentError
-from pax_export._jaxpr import bind_equation, called_program, interpret
-from pax_export._types import Equation
+from pax_export._foundations.errors import InvalidArgumentError
+from pax_export._foundations.jaxpr import bind_equation, called_program, interpret
+from pax_export._foundations.types import Equation
 from pax_export.export.tracing.source_lines import source_text
 
 #: The seconds that a loop may take for random inputs, and the iterations that are tried first.

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pax_export._errors import ValidationError
-from pax_export._quantized import GROUP, Form, apart, unpacked
+from pax_export._foundations.errors import ValidationError
 from pax_export.export.artifact.report import HALF
 from pax_export.export.validation.validate import Case
+from pax_export.precision.quantized import GROUP, Form, apart, unpacked
 
 #: The number of calls that measure the kernels' difference.
 _CALLS = 3

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from pax_export._jaxpr import (
+from pax_export._foundations.jaxpr import (
     called_program,
     inner_programs,
     interpret,
     jaxpr_primitives,
 )
-from pax_export._types import Equation, PyTree, TracedProgram
+from pax_export._foundations.types import Equation, PyTree, TracedProgram
 from pax_export.export.artifact.dtypes import is_inexact, is_integer
 from pax_export.export.validation.budget import Budget
 from pax_export.export.validation.serve import Arrays

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pax_export._errors import InvalidArgumentError, ValidationError
-from pax_export._optional import require
-from pax_export._types import PyTree
+from pax_export._foundations.errors import InvalidArgumentError, ValidationError
+from pax_export._foundations.optional import require
+from pax_export._foundations.types import PyTree
 from pax_export.export.artifact import checking, dimensions, formats
 from pax_export.export.artifact.dimensions import RandomCall, RandomInput, random_calls
 from pax_export.export.artifact.dtypes import name_of, numpy_dtype

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from pax_export._types import PyTree
+from pax_export._foundations.types import PyTree
 
 Arrays = dict[str, np.ndarray]
 Cases = Sequence[Mapping[str, Any]]

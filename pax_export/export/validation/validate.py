@@ -17,13 +17,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pax_export._errors import (
+from pax_export._foundations.errors import (
     GradientMismatchError,
     InvalidArgumentError,
     PaxError,
     ValidationError,
 )
-from pax_export._files import stale_temporaries, system
+from pax_export._foundations.files import stale_temporaries, system
 from pax_export.export.artifact.dtypes import is_inexact
 from pax_export.export.artifact.formats import Format, import_function
 from pax_export.export.validation import serve

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pax_export._types import Array, PyTree
+from pax_export._foundations.types import Array, PyTree
 from pax_export.nets.decoder._cache import DecoderCache, places_of, read_store, write_store
 from pax_export.nets.decoder._config import DecoderConfig
 from pax_export.nets.decoder._layer import alibi_bias, seen_in_order

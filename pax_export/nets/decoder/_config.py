@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pax_export._check import checked_choice, checked_integer, checked_positive
-from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export._foundations.check import checked_choice, checked_integer, checked_positive
+from pax_export._foundations.errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export.nets.decoder._generation_defaults import GenerationDefaults
 from pax_export.nets.decoder._gguf import fields_of_gguf
 from pax_export.nets.decoder._hf import fields_of_hf

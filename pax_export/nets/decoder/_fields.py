@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError, a_few
-from pax_export._types import PyTree
+from pax_export._foundations.errors import InvalidArgumentError, InvalidArgumentTypeError, a_few
+from pax_export._foundations.types import PyTree
 
 #: No net has a larger size, more layers, or a number that is nearer to zero or to infinity.
 _LARGEST, _MOST_LAYERS, _NUMBERS = 1 << 31, 10_000, (1e-30, 1e30)

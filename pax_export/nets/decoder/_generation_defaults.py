@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pax_export._errors import PaxWarning, a_few
+from pax_export._foundations.errors import PaxWarning, a_few
 from pax_export.nets.decoder._fields import Fields, Keys, short_repr
 
 #: Keys read from generation_config.json, with transformers' defaults.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from pax_export._errors import InvalidArgumentError
+from pax_export._foundations.errors import InvalidArgumentError
 from pax_export.nets.decoder._fields import (
     Fields,
     require_mapping,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pax_export._check import checked_integer
+from pax_export._foundations.check import checked_integer
 
 
 @dataclass(frozen=True)

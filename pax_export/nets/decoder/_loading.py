@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import tree_structure
 
-from pax_export._errors import (
+from pax_export._foundations.errors import (
     MissingWeightError,
     PaxWarning,
     WeightsFileError,
@@ -22,9 +22,9 @@ from pax_export._errors import (
     a_few,
     errors_in,
 )
-from pax_export._files.overwrite_guard import some_names
-from pax_export._files.paths import read_small_file
-from pax_export._types import DTypeLike, PyTree
+from pax_export._foundations.files.overwrite_guard import some_names
+from pax_export._foundations.files.paths import read_small_file
+from pax_export._foundations.types import DTypeLike, PyTree
 from pax_export.core import named_leaves
 from pax_export.nets.decoder._config import DecoderConfig
 from pax_export.nets.decoder._generation_defaults import GenerationDefaults, read_defaults

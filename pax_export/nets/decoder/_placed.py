@@ -7,7 +7,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from pax_export._types import Array, PyTree
+from pax_export._foundations.types import Array, PyTree
 from pax_export.nets.decoder._attend import Stores, UncachedCall
 from pax_export.nets.decoder._config import DecoderConfig
 from pax_export.nets.decoder._decoder import Decoder

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pax_export._errors import InvalidArgumentError
+from pax_export._foundations.errors import InvalidArgumentError
 from pax_export.nets.decoder._config import DecoderConfig
 from pax_export.nets.decoder._keys import (
     BIASES,

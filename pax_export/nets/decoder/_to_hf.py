@@ -11,15 +11,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from jax.tree_util import tree_flatten_with_path
 
-from pax_export._errors import InvalidArgumentError, a_few
-from pax_export._quantized import ArrayLike, Form, QuantizedArray
-from pax_export._types import PyTree
+from pax_export._foundations.errors import InvalidArgumentError, a_few
+from pax_export._foundations.types import PyTree
 from pax_export.core import path_name
 from pax_export.nets.decoder._config import DecoderConfig
 from pax_export.nets.decoder._generation_defaults import GenerationDefaults
 from pax_export.nets.decoder._keys import FAMILY_NAMES, HF_NAMES
 from pax_export.nets.decoder._names import Pieces, SourceArray, pieces_of_hf
 from pax_export.nn import RotaryScaling
+from pax_export.precision.quantized import ArrayLike, Form, QuantizedArray
 
 _CLASSES = {
     "llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "gemma": "Gemma",

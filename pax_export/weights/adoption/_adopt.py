@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
-from pax_export._types import AnyMesh, DTypeLike, PyTree
+from pax_export._foundations.errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export._foundations.types import AnyMesh, DTypeLike, PyTree
 from pax_export.core import Module, escape_step, next_rng_key, pure
 from pax_export.sharding import shardings
 from pax_export.weights._leaves import leaves_by_name

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pax_export._types import DTypeLike, PyTree
+from pax_export._foundations.types import DTypeLike, PyTree
 
 Shape = tuple[int, ...]
 Index = tuple[slice, ...]

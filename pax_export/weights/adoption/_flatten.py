@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pax_export._errors import InvalidArgumentError
+from pax_export._foundations.errors import InvalidArgumentError
 from pax_export.weights.adoption._array_transforms import Piece, Shape, Step
 from pax_export.weights.adoption._groups import Group
 from pax_export.weights.adoption._layers import Layer

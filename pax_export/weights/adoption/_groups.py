@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from pax_export._types import PyTree
+from pax_export._foundations.types import PyTree
 from pax_export.weights.adoption._array_transforms import Piece
 from pax_export.weights.adoption._layers import Layer
 from pax_export.weights.adoption._name_parsing import (

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from pax_export._errors import AdoptionError, a_few
-from pax_export._types import PyTree
+from pax_export._foundations.errors import AdoptionError, a_few
+from pax_export._foundations.types import PyTree
 from pax_export.core import is_at
 from pax_export.weights.adoption._array_transforms import Piece, undo_piece
 from pax_export.weights.adoption._groups import Fits, Group

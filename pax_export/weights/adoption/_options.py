@@ -7,7 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError, near_names
+from pax_export._foundations.errors import (
+    InvalidArgumentError,
+    InvalidArgumentTypeError,
+    near_names,
+)
 from pax_export.core import is_at, path_pattern
 from pax_export.weights.adoption._flatten import AS_IT_IS, FIRST
 from pax_export.weights.adoption._groups import ORIGINS

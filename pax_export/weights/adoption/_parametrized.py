@@ -26,7 +26,7 @@ from typing import ClassVar, Self
 
 import numpy as np
 
-from pax_export._errors import AdoptionError
+from pax_export._foundations.errors import AdoptionError
 from pax_export.weights.sources import Entry, Source
 
 #: The number of elements computed at a time.

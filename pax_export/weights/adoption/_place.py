@@ -10,8 +10,8 @@ import jax
 import numpy as np
 from jax.sharding import Sharding, SingleDeviceSharding
 
-from pax_export._errors import AdoptionError, UnsupportedDtypeError
-from pax_export._types import DTypeLike, PyTree
+from pax_export._foundations.errors import AdoptionError, UnsupportedDtypeError
+from pax_export._foundations.types import DTypeLike, PyTree
 from pax_export.weights._metadata import is_inexact, is_key
 from pax_export.weights._save_load import chosen_sharding, refuse_narrowing
 from pax_export.weights.adoption._array_transforms import (

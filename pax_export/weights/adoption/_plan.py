@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pax_export._types import PyTree
+from pax_export._foundations.types import PyTree
 from pax_export.core import Node, is_at
 from pax_export.weights._metadata import is_inexact
 from pax_export.weights.adoption._assign import Component, Outcome, Pairs, assign_groups, find_ways

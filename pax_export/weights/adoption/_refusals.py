@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from pax_export._errors import AdoptionError, AmbiguousWeightsError, near_names
+from pax_export._foundations.errors import AdoptionError, AmbiguousWeightsError, near_names
 from pax_export.weights.adoption._array_transforms import Piece, Shape
 from pax_export.weights.adoption._flatten import SAYS, flattened_channels
 from pax_export.weights.adoption._groups import Group, is_fused

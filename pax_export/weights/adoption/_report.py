@@ -6,8 +6,8 @@ import json
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from pax_export._errors import a_few
-from pax_export._files import html_text
+from pax_export._foundations.errors import a_few
+from pax_export._foundations.files import html_text
 
 
 @dataclass(frozen=True)

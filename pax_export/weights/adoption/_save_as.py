@@ -16,15 +16,15 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from pax_export._errors import (
+from pax_export._foundations.errors import (
     AdoptionError,
     InvalidArgumentError,
     InvalidArgumentTypeError,
     UnsupportedDtypeError,
 )
-from pax_export._files import npz
-from pax_export._files.overwrite_guard import Belongs
-from pax_export._types import PyTree
+from pax_export._foundations.files import npz
+from pax_export._foundations.files.overwrite_guard import Belongs
+from pax_export._foundations.types import PyTree
 from pax_export.core import is_at
 from pax_export.weights._file import whole_file, write_weights
 from pax_export.weights._leaves import leaves_by_name

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pax_export._errors import UnsupportedDtypeError
-from pax_export._optional import require
-from pax_export._types import DTypeLike
+from pax_export._foundations.errors import UnsupportedDtypeError
+from pax_export._foundations.optional import require
+from pax_export._foundations.types import DTypeLike
 from pax_export.weights._binary_file import FileStream
 from pax_export.weights.sources._source import Entry, Index, InputFile, Source, refuse_damaged
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from pax_export._optional import require
+from pax_export._foundations.optional import require
 from pax_export.weights.sources._source import (
     Entry,
     Index,

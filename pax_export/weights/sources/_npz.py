@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pax_export._errors import UnsupportedDtypeError
+from pax_export._foundations.errors import UnsupportedDtypeError
 from pax_export.weights.sources._source import (
     Entry,
     InputFile,

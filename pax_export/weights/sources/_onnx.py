@@ -10,8 +10,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from pax_export._errors import WeightsFileError
-from pax_export._wire import (
+from pax_export._foundations.errors import WeightsFileError
+from pax_export._foundations.wire import (
     ONNX_DTYPES,
     Memory,
     Message,

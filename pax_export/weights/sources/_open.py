@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import cast
 
-from pax_export._errors import WeightsFileError
-from pax_export._files.overwrite_guard import some_names
+from pax_export._foundations.errors import WeightsFileError
+from pax_export._foundations.files.overwrite_guard import some_names
 from pax_export.weights._file import describe_file
 from pax_export.weights._hub import local_path
 from pax_export.weights.sources import _mapping, _orbax, _sharded, _tensorflow

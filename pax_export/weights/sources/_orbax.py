@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from pax_export._errors import WeightsFileError
-from pax_export._files.paths import first_unusual, read_small_file, unusual_type
-from pax_export._optional import require
-from pax_export._types import PyTree
+from pax_export._foundations.errors import WeightsFileError
+from pax_export._foundations.files.paths import first_unusual, read_small_file, unusual_type
+from pax_export._foundations.optional import require
+from pax_export._foundations.types import PyTree
 from pax_export.core import join_path
 from pax_export.weights.sources._source import (
     Entry,

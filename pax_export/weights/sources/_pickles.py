@@ -13,8 +13,8 @@ from typing import IO, Any
 
 import numpy as np
 
-from pax_export._errors import WeightsFileError
-from pax_export._types import PyTree
+from pax_export._foundations.errors import WeightsFileError
+from pax_export._foundations.types import PyTree
 from pax_export.weights._metadata import NUMPY_NAMES
 
 #: More than any file of weights needs, and less than fills a memory.

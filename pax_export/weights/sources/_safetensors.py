@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pax_export._optional import require
+from pax_export._foundations.optional import require
 from pax_export.weights import _metadata
 from pax_export.weights._file import KIND, HeaderEntry, is_safetensors, read_header
 from pax_export.weights._metadata import NUMPY_NAMES, from_stored

@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from pax_export._errors import WeightsFileError, a_few
-from pax_export._files.paths import read_small_file
+from pax_export._foundations.errors import WeightsFileError, a_few
+from pax_export._foundations.files.paths import read_small_file
 from pax_export.weights.sources._source import (
     Source,
     damage_error,

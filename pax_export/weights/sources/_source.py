@@ -14,9 +14,9 @@ from typing import IO, Any, Protocol, Self
 
 import numpy as np
 
-from pax_export._errors import UnsupportedDtypeError, WeightsFileError, a_few
-from pax_export._types import DTypeLike
-from pax_export._wire import RandomAccessBytes
+from pax_export._foundations.errors import UnsupportedDtypeError, WeightsFileError, a_few
+from pax_export._foundations.types import DTypeLike
+from pax_export._foundations.wire import RandomAccessBytes
 from pax_export.weights import _metadata
 from pax_export.weights._binary_file import BinaryFile, damage_error, refuse_damaged
 from pax_export.weights._metadata import NUMPY_NAMES  # registers jax's dtypes with numpy

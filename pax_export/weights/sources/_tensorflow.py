@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pax_export._wire import (
+from pax_export._foundations.wire import (
     LEVELDB_MAGIC,
     TENSORFLOW_DTYPES,
     Memory,

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pax_export._wire import TFLITE_DTYPES, TFLITE_MARK, FlatTable, root
+from pax_export._foundations.wire import TFLITE_DTYPES, TFLITE_MARK, FlatTable, root
 from pax_export.weights.sources._source import (
     Entry,
     InputFile,

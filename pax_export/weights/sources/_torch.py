@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pax_export._errors import UnsupportedDtypeError
+from pax_export._foundations.errors import UnsupportedDtypeError
 from pax_export.weights.sources._mapping import flatten_containers
 from pax_export.weights.sources._pickles import (
     PickledArray,

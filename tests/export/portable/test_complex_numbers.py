@@ -8,7 +8,7 @@ from jax import lax
 from jax.extend.core import jaxpr_as_fun
 from jax.lax import linalg
 
-from pax_export._jaxpr import inner_programs, jaxpr_dtypes
+from pax_export._foundations.jaxpr import inner_programs, jaxpr_dtypes
 from pax_export.export.portable.complex_numbers import COMPLEX
 from pax_export.export.portable.decompositions import NotDecomposedError
 from pax_export.export.portable.random_keys import on_words

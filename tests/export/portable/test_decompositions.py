@@ -12,14 +12,20 @@ from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.lax import linalg
 
 import pax_export as pax
-from pax_export import _quantized, errors
-from pax_export._jaxpr import inner_programs, jaxpr_primitives, needed_equations, walk_equations
+from pax_export import errors
+from pax_export._foundations.jaxpr import (
+    inner_programs,
+    jaxpr_primitives,
+    needed_equations,
+    walk_equations,
+)
 from pax_export.export import spec, to_onnx
 from pax_export.export.portable import decompose, kept, not_decomposed
 from pax_export.export.portable.decompositions import DECOMPOSITIONS
 from pax_export.export.portable.decompositions.eigenvalues import eigh
 from pax_export.export.portable.decompositions.windows import select_and_scatter_add
 from pax_export.export.portable.flatten import flattened
+from pax_export.precision import quantized
 from tests.closeness import assert_close
 
 _POSITIVE = [0, 1e-30, 1e-8, 1e-4, 0.1, 0.3, 0.5, 0.7, 0.99, 1, 1.5, 2, 2.5, 3, 5, 7.5, 9.3, 10.5]
@@ -136,7 +142,7 @@ def test_quantized_products(bits):
     x = RANDOM.normal(size=(2, 64)).astype(np.float32)
     convolution, _ = pax.quantize(pax.Conv1D(64, 32, 1), bits=bits)
     weight = jnp.asarray(weight, jnp.bfloat16)
-    narrow = lambda x: _quantized.narrow_dot(x, weight, -2, "float32")  # noqa: E731
+    narrow = lambda x: quantized.narrow_dot(x, weight, -2, "float32")  # noqa: E731
     for name, function, operand in (
         ("quantized_dot", small, x),
         ("quantized_rows", rows, np.array([3, 0, 63])),
@@ -490,11 +496,9 @@ def test_windows_along_symbolic_sizes():
 
 
 ROUNDINGS = {
-    "round_inputs": lambda x: _quantized.StaticInputs(jnp.float32(0.05), jnp.int8(3)).rounded(
-        x, ()
-    ),
-    "round_rows": lambda x: _quantized.DynamicInputs().rounded(x, (-1,)),
-    "bound_outputs": lambda x: _quantized.OutputRange(x[0], x[1]).bounded(x, -1),
+    "round_inputs": lambda x: quantized.StaticInputs(jnp.float32(0.05), jnp.int8(3)).rounded(x, ()),
+    "round_rows": lambda x: quantized.DynamicInputs().rounded(x, (-1,)),
+    "bound_outputs": lambda x: quantized.OutputRange(x[0], x[1]).bounded(x, -1),
 }
 
 

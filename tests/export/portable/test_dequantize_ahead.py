@@ -7,9 +7,9 @@ import pytest
 from jax.extend.core import jaxpr_as_fun
 
 import pax_export as pax
-from pax_export._jaxpr import jaxpr_primitives
-from pax_export._quantized import rows, times, times_transposed
+from pax_export._foundations.jaxpr import jaxpr_primitives
 from pax_export.export.portable.dequantize_ahead import dequantized_ahead
+from pax_export.precision.quantized import rows, times, times_transposed
 from tests.closeness import assert_close
 
 X = np.random.default_rng(0).normal(size=(3, 64)).astype(np.float32)

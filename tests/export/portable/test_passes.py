@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 
 import pax_export as pax
-from pax_export._jaxpr import walk_equations
+from pax_export._foundations.jaxpr import walk_equations
 from pax_export.export import spec
 from pax_export.export.portable import PassOptions, Weight, optimized
 from pax_export.export.portable.arithmetic import LARGE

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pax_export as pax
-from pax_export._jaxpr import inner_programs, jaxpr_primitives
+from pax_export._foundations.jaxpr import inner_programs, jaxpr_primitives
 from pax_export.export.lowering.lower import lower_traced
 from pax_export.export.tracing.outline import LEAST_SAVED, outline
 from pax_export.export.tracing.traced import trace, vjp

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pax_export._wire import masked_crc32c
+from pax_export._foundations.wire import masked_crc32c
 from pax_export.errors import WeightsFileError
 from pax_export.export import spec, to_saved_model
 from pax_export.weights import open_source

@@ -12,10 +12,14 @@ from typing import Any, Literal, NamedTuple, Unpack
 
 import numpy as np
 
-from pax_export._check import checked_integer
-from pax_export._errors import InvalidArgumentError, UnsupportedOperationError, ValidationError
-from pax_export._files import checksums
-from pax_export._optional import find, require
+from pax_export._foundations.check import checked_integer
+from pax_export._foundations.errors import (
+    InvalidArgumentError,
+    UnsupportedOperationError,
+    ValidationError,
+)
+from pax_export._foundations.files import checksums
+from pax_export._foundations.optional import find, require
 from pax_export.export.artifact.embedded import append_field
 from pax_export.export.artifact.report import (
     DATA,

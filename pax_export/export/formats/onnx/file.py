@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pax_export._files.side_files import data_of_file
-from pax_export._wire import encode_varint
+from pax_export._foundations.files.side_files import data_of_file
+from pax_export._foundations.wire import encode_varint
 
 #: A protobuf message cannot be longer.
 LARGEST = 2**31 - 1

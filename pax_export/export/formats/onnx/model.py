@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from pax_export._errors import UnsupportedDtypeError, UnsupportedOperationError
-from pax_export._jaxpr import inner_programs
-from pax_export._optional import require
+from pax_export._foundations.errors import UnsupportedDtypeError, UnsupportedOperationError
+from pax_export._foundations.jaxpr import inner_programs
+from pax_export._foundations.optional import require
 from pax_export.export.formats.onnx import rules
 from pax_export.export.formats.onnx.fusions import (
     arithmetic,

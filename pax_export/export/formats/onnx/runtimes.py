@@ -14,8 +14,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from pax_export._errors import MissingPackageError, UnsupportedOperationError
-from pax_export._optional import find
+from pax_export._foundations.errors import MissingPackageError, UnsupportedOperationError
+from pax_export._foundations.optional import find
 from pax_export.export.formats.onnx import ONNX
 from pax_export.export.validation.serve import Arrays
 from pax_export.export.validation.validate import in_process

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from pax_export._errors import ValidationError
-from pax_export._wire import (
+from pax_export._foundations.errors import ValidationError
+from pax_export._foundations.wire import (
     Memory,
     Message,
     SavedTensor,

@@ -11,9 +11,9 @@ from typing import Any, Literal, Unpack
 
 import jax
 
-from pax_export._errors import GradientMismatchError, ValidationError
-from pax_export._optional import find
-from pax_export._types import PyTree
+from pax_export._foundations.errors import GradientMismatchError, ValidationError
+from pax_export._foundations.optional import find
+from pax_export._foundations.types import PyTree
 from pax_export.export.artifact import compatibility
 from pax_export.export.artifact.checking import write_sums
 from pax_export.export.artifact.report import SERVED, Report, package_versions

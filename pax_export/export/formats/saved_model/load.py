@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from pax_export._optional import require
+from pax_export._foundations.optional import require
 from pax_export.export.artifact.arguments import (
     Arguments,
     default_of,

@@ -17,9 +17,9 @@ from typing import Any
 
 import jax
 
-from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
-from pax_export._optional import require
-from pax_export._types import PyTree
+from pax_export._foundations.errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export._foundations.optional import require
+from pax_export._foundations.types import PyTree
 from pax_export.export.artifact.report import ArrayInfo
 from pax_export.export.artifact.structure import rebuild
 from pax_export.export.formats.tf_functions import (

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
-from pax_export._wire import Map, Schema, masked_crc32c
+from pax_export._foundations.errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export._foundations.wire import Map, Schema, masked_crc32c
 from pax_export.export.artifact import dimensions
 from pax_export.export.artifact.dtypes import numpy_dtype
 from pax_export.export.artifact.report import SignatureInfo

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pax_export._errors import InvalidArgumentError
-from pax_export._optional import require
-from pax_export._tensorflow_log import quiet_save
+from pax_export._foundations.errors import InvalidArgumentError
+from pax_export._foundations.optional import require
+from pax_export._foundations.tensorflow_log import quiet_save
 from pax_export.export.formats.generated_files import generated_files_removed
 from pax_export.export.formats.saved_model.checkpoint import write_checkpoint
 from pax_export.export.formats.saved_model.proto import schemas

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from pax_export._errors import ExportPathError
+from pax_export._foundations.errors import ExportPathError
 from pax_export.export.artifact import structure
 from pax_export.export.artifact.report import Report, SignatureInfo
 

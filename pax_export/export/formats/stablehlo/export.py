@@ -10,10 +10,10 @@ from typing import Any, Literal, Unpack
 
 import jax
 
-from pax_export._check import checked_integer
-from pax_export._errors import InvalidArgumentError
-from pax_export._files import checksums
-from pax_export._types import PyTree
+from pax_export._foundations.check import checked_integer
+from pax_export._foundations.errors import InvalidArgumentError
+from pax_export._foundations.files import checksums
+from pax_export._foundations.types import PyTree
 from pax_export.export.artifact.report import REPORT_FILE, Report, package_versions
 from pax_export.export.formats.stablehlo import STABLEHLO, files, functions
 from pax_export.export.formats.stablehlo.exported import (

@@ -13,7 +13,7 @@ import jax
 from jax import export as jax_export
 from jax.extend.core import jaxpr_as_fun
 
-from pax_export._errors import (
+from pax_export._foundations.errors import (
     InvalidArgumentTypeError,
     NotDifferentiableError,
     PaxError,

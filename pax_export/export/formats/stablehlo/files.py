@@ -26,13 +26,18 @@ from jax import export as jax_export
 from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir
 
-from pax_export._errors import ExportPathError, InvalidArgumentError, PaxError, UntrustedExportError
-from pax_export._files import checksums
-from pax_export._files.checksums import Checked
-from pax_export._files.directory import replace_path
-from pax_export._files.overwrite_guard import files, now_in
-from pax_export._files.paths import as_path
-from pax_export._optional import require
+from pax_export._foundations.errors import (
+    ExportPathError,
+    InvalidArgumentError,
+    PaxError,
+    UntrustedExportError,
+)
+from pax_export._foundations.files import checksums
+from pax_export._foundations.files.checksums import Checked
+from pax_export._foundations.files.directory import replace_path
+from pax_export._foundations.files.overwrite_guard import files, now_in
+from pax_export._foundations.files.paths import as_path
+from pax_export._foundations.optional import require
 from pax_export.export.artifact.inspect import damage_as_error
 from pax_export.export.artifact.module_calls import EXPANDED, may_call
 from pax_export.export.artifact.ours import write_anew

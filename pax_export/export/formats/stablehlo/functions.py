@@ -11,8 +11,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from pax_export._errors import UnsupportedOperationError
-from pax_export._jaxpr import jaxpr_operations
+from pax_export._foundations.errors import UnsupportedOperationError
+from pax_export._foundations.jaxpr import jaxpr_operations
 from pax_export.export.artifact.dtypes import is_inexact
 from pax_export.export.artifact.report import ArrayInfo, SignatureInfo
 from pax_export.export.formats.stablehlo import exported as _exported

@@ -9,10 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Unpack
 
-from pax_export._errors import UnsupportedOperationError
-from pax_export._files import checksums
-from pax_export._optional import find, require
-from pax_export._tensorflow_log import quiet_start
+from pax_export._foundations.errors import UnsupportedOperationError
+from pax_export._foundations.files import checksums
+from pax_export._foundations.optional import find, require
+from pax_export._foundations.tensorflow_log import quiet_start
 from pax_export.export.artifact.embedded import append_zip
 from pax_export.export.artifact.report import SHA256, Report, package_versions, report_text
 from pax_export.export.formats.loaded_file import LoadedFile

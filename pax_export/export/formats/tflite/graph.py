@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from pax_export._errors import UnsupportedOperationError
-from pax_export._types import Equation
+from pax_export._foundations.errors import UnsupportedOperationError
+from pax_export._foundations.types import Equation
 from pax_export.export.formats.tflite import rules
 from pax_export.export.formats.tflite.builder import moves
 from pax_export.export.formats.tflite.builder import operators as lite

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from pax_export._types import DTypeLike
+from pax_export._foundations.types import DTypeLike
 from pax_export.export.artifact import dimensions
 from pax_export.export.formats.tflite.builder import moves
 from pax_export.export.formats.tflite.builder import operators as lite

@@ -18,7 +18,11 @@ import numpy as np
 import torch
 from torch.export import Dim
 
-from pax_export._errors import SymbolicDimensionError, UnsupportedOperationError, first_line
+from pax_export._foundations.errors import (
+    SymbolicDimensionError,
+    UnsupportedOperationError,
+    first_line,
+)
 from pax_export.export.artifact import dimensions
 from pax_export.export.formats.torch.module import TorchModule
 from pax_export.export.formats.torch.run import METHODS, archives, from_numpy

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from pax_export._errors import UnsupportedOperationError
+from pax_export._foundations.errors import UnsupportedOperationError
 from pax_export.export.formats.torch import loops, rules
 from pax_export.export.formats.torch.graph import TorchGraph, prune_graph
 from pax_export.export.formats.torch.module import TorchMethod, TorchModule, argument_names

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
-from pax_export._errors import ExportPathError, MissingPackageError, PaxError
-from pax_export._files import checksums
-from pax_export._optional import find, install, require
+from pax_export._foundations.errors import ExportPathError, MissingPackageError, PaxError
+from pax_export._foundations.files import checksums
+from pax_export._foundations.optional import find, install, require
 from pax_export.export.artifact.embedded import NAME_IN_TORCH, append_zip
 from pax_export.export.artifact.report import SHA256, Report, package_versions, report_text
 from pax_export.export.formats.loaded_file import LoadedFile

@@ -17,7 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from pax_export._jaxpr import bind_equation, called_program, has_own_derivative, interpret
+from pax_export._foundations.jaxpr import (
+    bind_equation,
+    called_program,
+    has_own_derivative,
+    interpret,
+)
 from pax_export.export.artifact import dimensions
 from pax_export.export.artifact.dimensions import names as _names
 from pax_export.export.portable.rewrite import rewritten

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core.primitives import random_gamma_p
 
-from pax_export._types import Array
+from pax_export._foundations.types import Array
 from pax_export.export.portable.decompositions.registry import NotDecomposedError, decomposes
 
 

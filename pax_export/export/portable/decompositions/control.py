@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from pax_export._jaxpr import bind_equation, branch_for_cpu, interpret
-from pax_export._types import Array
+from pax_export._foundations.jaxpr import bind_equation, branch_for_cpu, interpret
+from pax_export._foundations.types import Array
 from pax_export.export.portable.decompositions.registry import NotDecomposedError, decomposes
 from pax_export.export.portable.kept import call
 

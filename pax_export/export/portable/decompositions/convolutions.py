@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from pax_export._types import Array
+from pax_export._foundations.types import Array
 from pax_export.export.portable.decompositions.registry import NotDecomposedError, decomposes
 from pax_export.export.portable.program import is_static
 from pax_export.export.portable.sizes import is_number

@@ -12,7 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from pax_export._types import Array
+from pax_export._foundations.types import Array
 from pax_export.export.portable.decompositions.registry import NotDecomposedError, decomposes
 
 

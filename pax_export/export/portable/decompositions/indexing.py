@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from pax_export._types import Array
+from pax_export._foundations.types import Array
 from pax_export.export.portable import kept
 from pax_export.export.portable.decompositions.reductions import of_arrays
 from pax_export.export.portable.decompositions.registry import NotDecomposedError, decomposes

@@ -11,9 +11,9 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from pax_export import _quantized
-from pax_export._types import Array
+from pax_export._foundations.types import Array
 from pax_export.export.portable.decompositions.registry import NotDecomposedError, decomposes
+from pax_export.precision import quantized
 
 
 def transposed(x: Array) -> Any:
@@ -307,11 +307,11 @@ def tridiagonal_solve(low: Array, middle: Array, high: Array, b: Array, **_: obj
 # --- products with quantized or narrow weights ------------------------------
 
 
-decomposes("dequantize")(_quantized.decomposed_dequantize)
-decomposes("quantized_dot")(_quantized.decomposed_dot)
-decomposes("quantized_rows")(_quantized.few_rows)
-decomposes("round_inputs")(_quantized.round_inputs)
-decomposes("round_rows")(_quantized.round_rows)
-decomposes("bound_outputs")(_quantized.unbounded)
-decomposes("narrow_dot")(_quantized.FASTER_IN_JAX["narrow_dot"])
-decomposes("pointwise_convolution")(_quantized.FASTER_IN_JAX["pointwise_convolution"])
+decomposes("dequantize")(quantized.decomposed_dequantize)
+decomposes("quantized_dot")(quantized.decomposed_dot)
+decomposes("quantized_rows")(quantized.few_rows)
+decomposes("round_inputs")(quantized.round_inputs)
+decomposes("round_rows")(quantized.round_rows)
+decomposes("bound_outputs")(quantized.unbounded)
+decomposes("narrow_dot")(quantized.FASTER_IN_JAX["narrow_dot"])
+decomposes("pointwise_convolution")(quantized.FASTER_IN_JAX["pointwise_convolution"])

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from pax_export._types import Array
+from pax_export._foundations.types import Array
 from pax_export.export.portable.decompositions.indexing import ordered, unordered
 from pax_export.export.portable.decompositions.registry import decomposes
 from pax_export.export.portable.kept import call

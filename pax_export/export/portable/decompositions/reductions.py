@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pax_export._jaxpr import bind_equation, interpret
+from pax_export._foundations.jaxpr import bind_equation, interpret
 from pax_export.export.portable.decompositions.registry import decomposes
 
 Arrays = tuple[Any, ...]

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pax_export._types import Array
+from pax_export._foundations.types import Array
 from pax_export.export.portable.decompositions.elementary import polynomial
 from pax_export.export.portable.decompositions.registry import decomposes
 

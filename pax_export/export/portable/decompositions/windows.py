@@ -10,7 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from pax_export._types import Array, DTypeLike, TracedProgram
+from pax_export._foundations.types import Array, DTypeLike, TracedProgram
 from pax_export.export.portable.decompositions.convolutions import is_padded_as_same
 from pax_export.export.portable.decompositions.reductions import of_arrays
 from pax_export.export.portable.decompositions.registry import NotDecomposedError, decomposes

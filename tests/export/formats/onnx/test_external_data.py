@@ -88,7 +88,7 @@ def test_both_files_are_replaced_together(tmp_path, net):
 
 
 def test_nothing_is_left_where_the_model_cannot_take_its_name(tmp_path, net, monkeypatch):
-    from pax_export._files import single_file
+    from pax_export._foundations.files import single_file
 
     def refuse(*_):
         raise ExportPathError("It cannot.", where="here", got="this", write="that")

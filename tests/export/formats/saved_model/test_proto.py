@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import pax_export as pax
-from pax_export._wire import Map, Schema
+from pax_export._foundations.wire import Map, Schema
 from pax_export.export import load, spec, to_saved_model
 from pax_export.export.formats.saved_model.proto import schemas
 from pax_export.export.formats.saved_model.proto.objects import checkpoint_key

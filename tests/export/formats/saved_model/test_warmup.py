@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import pax_export as pax
-from pax_export._wire import Memory, Message, MessageFields
+from pax_export._foundations.wire import Memory, Message, MessageFields
 from pax_export.errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export.export import spec, to_saved_model
 from pax_export.export.formats.saved_model.warmup import FILE

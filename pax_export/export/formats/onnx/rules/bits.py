@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pax_export._types import DTypeLike
+from pax_export._foundations.types import DTypeLike
 from pax_export.export.formats.onnx.graph import GraphBuilder, rule
 from pax_export.export.formats.onnx.values import Value, carrier
 from pax_export.export.portable import NotInTargetError

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from pax_export._quantized import Form, unpacked
 from pax_export.export.formats.onnx.graph import GraphBuilder, rule
 from pax_export.export.formats.onnx.rules.convolutions import product
 from pax_export.export.formats.onnx.values import Value, carrier
 from pax_export.export.validation.integers import Quantized
+from pax_export.precision.quantized import Form, unpacked
 
 #: `DequantizeLinear` has groups from this opset on.
 _GROUPS = 21

@@ -22,8 +22,12 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from pax_export._errors import MissingPackageError, UnsupportedOperationError, ValidationError
-from pax_export._files import stale_temporaries, system
+from pax_export._foundations.errors import (
+    MissingPackageError,
+    UnsupportedOperationError,
+    ValidationError,
+)
+from pax_export._foundations.files import stale_temporaries, system
 
 #: The environment variable with the path of the browser.
 PATH = "CHROME_PATH"

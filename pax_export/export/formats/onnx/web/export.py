@@ -11,9 +11,9 @@ from html import escape
 from pathlib import Path
 from typing import Any, Unpack
 
-from pax_export._errors import NotValidatedWarning, UnsupportedDtypeError
-from pax_export._files import checksums, overwrite_guard
-from pax_export._optional import find, is_installed, require
+from pax_export._foundations.errors import NotValidatedWarning, UnsupportedDtypeError
+from pax_export._foundations.files import checksums, overwrite_guard
+from pax_export._foundations.optional import find, is_installed, require
 from pax_export.export.artifact.card import javascript_name
 from pax_export.export.artifact.report import (
     ArrayInfo,

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from pax_export._errors import MissingPackageError
-from pax_export._files import stale_temporaries
+from pax_export._foundations.errors import MissingPackageError
+from pax_export._foundations.files import stale_temporaries
 
 #: The time limit of a download, most of which npm itself takes, in seconds.
 _SECONDS = 300

@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from pax_export._jaxpr import inner_programs, wrapped_program
+from pax_export._foundations.jaxpr import inner_programs, wrapped_program
 
 _SAME = frozenset(
     """

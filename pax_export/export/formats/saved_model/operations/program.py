@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from pax_export._errors import UnsupportedOperationError
-from pax_export._jaxpr import jaxpr_primitives
+from pax_export._foundations.errors import UnsupportedOperationError
+from pax_export._foundations.jaxpr import jaxpr_primitives
 from pax_export.export.artifact import compatibility, dimensions
 from pax_export.export.formats.saved_model.operations import rules
 from pax_export.export.formats.saved_model.operations.derivatives import differentiates

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pax_export._wire import TENSORFLOW_DTYPES
+from pax_export._foundations.wire import TENSORFLOW_DTYPES
 from pax_export.export.artifact.dtypes import name_of
 from pax_export.export.formats.saved_model.proto import schemas
 

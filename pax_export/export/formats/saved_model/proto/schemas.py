@@ -5,7 +5,7 @@ The names and numbers are those of TensorFlow's ``.proto`` files, which never ch
 
 from __future__ import annotations
 
-from pax_export._wire import Map, Schema
+from pax_export._foundations.wire import Map, Schema
 
 #: The release of TensorFlow that has these messages, and its version of graphs.
 TENSORFLOW, GRAPH_VERSION = "2.21.0", 2474

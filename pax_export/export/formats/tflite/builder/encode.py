@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from pax_export._errors import UnsupportedOperationError
-from pax_export._optional import require
-from pax_export._wire import TFLITE_MARK
+from pax_export._foundations.errors import UnsupportedOperationError
+from pax_export._foundations.optional import require
+from pax_export._foundations.wire import TFLITE_MARK
 from pax_export.export.formats.tflite.builder.graph import Graph, Operator, Tensor
 
 #: The maximum size of a flat buffer, in bytes.

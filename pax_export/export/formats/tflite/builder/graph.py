@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pax_export._types import DTypeLike
+from pax_export._foundations.types import DTypeLike
 
 #: Equal constants up to this size, in bytes, are merged.
 _SMALL = 1024

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from pax_export._optional import require
-from pax_export._quantized import GROUP, Form, unpacked
+from pax_export._foundations.optional import require
 from pax_export.export.formats.tflite.builder.encode import graphs_of
 from pax_export.export.formats.tflite.builder.graph import (
     Graph,
@@ -26,6 +25,7 @@ from pax_export.export.formats.tflite.builder.graph import (
     constant,
 )
 from pax_export.export.validation.integers import Arithmetic, Quantized, whole_leaves
+from pax_export.precision.quantized import GROUP, Form, unpacked
 
 #: Bits, groups and schemes for which LiteRT has products.
 _FUSED = ((8, None, "symmetric"), (4, GROUP, "symmetric"))

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from pax_export._types import DTypeLike
+from pax_export._foundations.types import DTypeLike
 from pax_export.export.formats.tflite.builder.graph import (
     ARITHMETIC,
     Tensor,

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from pax_export._jax import scan_operands
-from pax_export._types import PyTree, TracedProgram
+from pax_export._foundations._jax import scan_operands
+from pax_export._foundations.types import PyTree, TracedProgram
 from pax_export.export.formats.tflite.builder import loops, moves
 from pax_export.export.formats.tflite.builder import operators as lite
 from pax_export.export.formats.tflite.rules.layout import bytes_of, updated

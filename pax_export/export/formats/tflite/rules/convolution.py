@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pax_export._types import PyTree
+from pax_export._foundations.types import PyTree
 from pax_export.export.formats.tflite.builder import layers, moves
 from pax_export.export.formats.tflite.builder import operators as lite
 from pax_export.export.formats.tflite.builder.graph import Tensor

@@ -10,8 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pax_export import _quantized
-from pax_export._quantized import Form, dequantized
 from pax_export.export.formats.tflite.builder import layers, moves
 from pax_export.export.formats.tflite.builder import operators as lite
 from pax_export.export.formats.tflite.builder.activations import rounded
@@ -29,6 +27,8 @@ from pax_export.export.formats.tflite.tensors import (
     wrapped,
 )
 from pax_export.export.portable import NotInTargetError
+from pax_export.precision import quantized
+from pax_export.precision.quantized import Form, dequantized
 
 #: The number of products of int8 that float32 adds up without rounding.
 _EXACT = 1024
@@ -145,7 +145,7 @@ def _carried_constant(*given: Tensor) -> list[Tensor]:
 def quantized_rows(op: Operation, index: Tensor, *given: Tensor) -> Any:
     form, operands = Form(**op.params), list(op.operands)
     index, stored = op.full(_carried_constant(index)[0], operands[0].shape), _as_stored(given[0])
-    function, tables = _quantized.few_rows, _carried_constant(*given)
+    function, tables = quantized.few_rows, _carried_constant(*given)
     if form.scheme == "float":
         if stored.value is None:
             raise NotInTargetError("it does not compute with float8.")
@@ -202,7 +202,7 @@ def round_inputs(op: Operation, x: Tensor, scale: Tensor, zero: Tensor) -> Any:
 @rule("round_rows", thin=True)
 def round_rows(op: Operation, x: Tensor) -> Any:
     x = op.full(x, op.operands[0].shape)
-    function = partial(_quantized.round_rows, axes=op.params["axes"])
+    function = partial(quantized.round_rows, axes=op.params["axes"])
     (made,) = op.call(function, op.operands, [x])
     made.by_row = True
     return made

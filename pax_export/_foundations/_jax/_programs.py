@@ -1,0 +1,255 @@
+"""Evaluates traced programs partially or with other constants."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.core import eval_jaxpr
+
+from pax_export._foundations._jax._private import private, say_less
+from pax_export._foundations.jaxpr import (
+    bind_equation,
+    called_program,
+    has_own_derivative,
+    inner_programs,
+    interpret,
+    is_literal,
+    jaxpr_constants,
+    needed_equations,
+)
+
+
+def call_with_constants(
+    program: Any,
+    replaced: Mapping[int, Any],
+    arguments: Sequence[Any],
+    count: int | None = None,
+    keep_derivatives: bool = False,
+) -> list[Any]:
+    """Evaluates a traced program with other values for some of its constants.
+
+    Args:
+        program: ``trace(...).jaxpr``.
+        replaced: `id` of a constant -> new value.
+        arguments: the flat arguments.
+        count: evaluate only operations that the first `count` results need.
+        keep_derivatives: keep functions with their own derivatives, and constants in them.
+    """
+    jaxpr = getattr(program, "jaxpr", program)
+    constants = [replaced.get(id(value), value) for value in getattr(program, "consts", ())]
+    if count is not None:
+        jaxpr, _ = _prune_program(program, count, instantiate=True)
+
+    def holds(equation: Any) -> bool:
+        inside = (value for inner in inner_programs(equation) for value in jaxpr_constants(inner))
+        return any(id(value) in replaced for value in inside)
+
+    if not (replaced and any(map(holds, jaxpr.eqns))):
+        return eval_jaxpr(jaxpr, constants, *arguments)
+
+    def run(inner: Any, given: Sequence[Any]) -> list[Any]:
+        return call_with_constants(inner, replaced, given, keep_derivatives=keep_derivatives)
+
+    def operate(equation: Any, given: list[Any]) -> Sequence[Any] | None:
+        is_kept = keep_derivatives and has_own_derivative(equation)
+        if is_kept or not holds(equation):
+            return bind_equation(equation, given)
+        made = run_inside(equation, given, run)
+        is_call = called_program(equation) is not None
+        return bind_equation(equation, given) if made is None and not is_call else made
+
+    # Since jax 0.12 a jaxpr may contain its constants.
+    held = () if getattr(jaxpr, "consts", ()) else constants
+    return interpret(jaxpr, (*held, *arguments), operate, constant=lambda x: replaced.get(id(x), x))
+
+
+def call_part(
+    jaxpr: Any, equations: Sequence[Any], inputs: Sequence[Any], outputs: Sequence[Any]
+) -> Callable[..., list[Any]]:
+    """Returns some equations of a program as a function, from these variables to those."""
+    part = jaxpr.replace(
+        constvars=[],
+        invars=list(inputs),
+        outvars=list(outputs),
+        eqns=list(equations),
+        debug_info=jaxpr.debug_info.with_unknown_names(),
+    )
+    return lambda *values: eval_jaxpr(part, (), *values)
+
+
+def find_expansion(equation: Any) -> Callable[..., list[Any]] | None:
+    """Returns the expansion of an operation of jax's newer kind as a function; None for others."""
+    primitive = equation.params.get("_prim")
+    if not hasattr(primitive, "expand"):
+        return None
+
+    def function(*operands: Any) -> list[Any]:
+        result = primitive.expand(*jax.tree.unflatten(primitive.in_tree, operands))
+        return jax.tree.leaves(result)
+
+    return function
+
+
+#: Primitives of `jax.experimental.sparse` with lowerings for some devices beside the function.
+_SPARSE_PRODUCTS = {
+    "bcoo_dot_general": "jax.experimental.sparse.bcoo._bcoo_dot_general_impl",
+    "bcsr_dot_general": "jax.experimental.sparse.bcsr._bcsr_dot_general_impl",
+}
+
+
+def find_sparse(equation: Any) -> Callable[..., Any] | None:
+    """Returns the function behind an operation of `jax.experimental.sparse`; None for others."""
+    if (name := _SPARSE_PRODUCTS.get(equation.primitive.name)) is not None:
+        return private(name)
+    function = equation.primitive.impl
+    is_sparse = str(getattr(function, "__module__", "")).startswith("jax.experimental.sparse.")
+    return function if is_sparse else None
+
+
+def run_inside(
+    equation: Any, given: Sequence[Any], run: Callable[[Any, Sequence[Any]], list[Any]]
+) -> list[Any] | None:
+    """Evaluates a loop, branches or a remat, with ``run`` for each inner program.
+
+    Operands may be pytrees. Returns None for other equations.
+    """
+    opened = _OPENED.get(equation.primitive.name)
+    return None if opened is None else opened(run, equation.params, list(given))
+
+
+def _expand_remat(run: Any, params: Any, given: list[Any]) -> list[Any]:
+    options = {key: params[key] for key in ("prevent_cse", "policy")}
+    return jax.checkpoint(lambda *values: run(params["jaxpr"], values), **options)(*given)
+
+
+def scan_operands(params: Any, given: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+    """Splits the operands of a scan: constants of its body, the initial carry, the inputs."""
+    if "ft_in" in params:  # since jax 0.12
+        constants, start, inputs = map(list, params["ft_in"].update(given).unpack())
+        return constants, start, inputs
+    first, last = params["num_consts"], params["num_consts"] + params["num_carry"]
+    return list(given[:first]), list(given[first:last]), list(given[last:])
+
+
+def _expand_scan(run: Any, params: Any, given: list[Any]) -> list[Any]:
+    constants, start, inputs = scan_operands(params, given)
+
+    def body(carry: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
+        results = run(params["jaxpr"], [*constants, *carry, *xs])
+        return results[: len(carry)], results[len(carry) :]
+
+    options = {key: params[key] for key in ("reverse", "unroll")}
+    # A symbolic length is taken from the inputs only.
+    length = None if inputs else params["length"]
+    carry, ys = jax.lax.scan(body, start, inputs, length=length, **options)
+    return [*carry, *ys]
+
+
+def _expand_while(run: Any, params: Any, given: list[Any]) -> list[Any]:
+    first = params["cond_nconsts"]
+    last = first + params["body_nconsts"]
+
+    def holds(state: list[Any]) -> Any:
+        return run(params["cond_jaxpr"], [*given[:first], *state])[0]
+
+    def body(state: list[Any]) -> list[Any]:
+        return run(params["body_jaxpr"], [*given[first:last], *state])
+
+    return jax.lax.while_loop(holds, body, given[last:])
+
+
+def _expand_cond(run: Any, params: Any, given: list[Any]) -> list[Any]:
+    branches = [lambda *values, branch=branch: run(branch, values) for branch in params["branches"]]
+    return jax.lax.switch(given[0], branches, *given[1:])
+
+
+#: Rebuilds an equation from functions with their closed-over values as arguments; equations that
+#: only call one are inlined.
+_OPENED = {
+    **dict.fromkeys(("checkpoint", "remat", "remat2"), _expand_remat),
+    "scan": _expand_scan,
+    "while": _expand_while,
+    "cond": _expand_cond,
+}
+
+
+_REDUCE = "jax.interpreters.partial_eval.dce_jaxpr_consts"
+
+
+def _prune_program(program: Any, count: int, instantiate: bool) -> tuple[Any, list[bool]]:
+    """The part of a program that its first results need, and which arguments that reads."""
+    reduce = private(_REDUCE)
+    if reduce is None:
+        say_less(_REDUCE)
+        return _sweep_program(program.jaxpr, count)
+    used = [index < count for index in range(len(program.jaxpr.outvars))]
+    # Since jax 0.12 a program and its jaxpr are one class.
+    whole = program if hasattr(program, "with_consts") else program.jaxpr
+    reduced, _, read = reduce(whole, used, instantiate)
+    return getattr(reduced, "jaxpr", reduced), read
+
+
+def _sweep_program(jaxpr: Any, count: int) -> tuple[Any, list[bool]]:
+    """The same without inner programs: a backward sweep."""
+    reduced = jaxpr.replace(
+        outvars=jaxpr.outvars[:count], debug_info=jaxpr.debug_info.with_unknown_names()
+    )
+    reduced = reduced.replace(eqns=needed_equations(reduced))
+    atoms = [atom for each in reduced.eqns for atom in each.invars] + list(reduced.outvars)
+    read = {atom for atom in atoms if not is_literal(atom)}
+    return reduced, [variable in read for variable in jaxpr.invars]
+
+
+def needed_part(program: Any, count: int | None = None) -> Any:
+    """The jaxpr of a traced program, pruned to its first `count` results."""
+    return _prune_program(program, count or len(program.jaxpr.outvars), instantiate=True)[0]
+
+
+def read_arguments(program: Any, count: int) -> frozenset[int]:
+    """The flat arguments on which the first `count` results of a traced program depend."""
+    _, read = _prune_program(program, count, instantiate=False)
+    return frozenset(index for index, is_read in enumerate(read) if is_read)
+
+
+_CONSTRAINT = re.compile(r".+(==|>=|<=).+")
+
+
+def without_references(program: Any) -> Any:
+    """Returns a program whose references are values that its operations return.
+
+    What has references inside only keeps its operands and results.
+    """
+    discharge = private("jax._src.state.discharge.discharge_state")
+    if discharge is None:
+        say_less("jax._src.state.discharge.discharge_state")
+        return program
+    return discharge(program)
+
+
+def scope_constraints(scope: object) -> tuple[str, ...]:
+    """Returns the constraints of a scope of symbolic dimensions, as written."""
+    found = getattr(scope, "_explicit_constraints", None)
+    if found is not None:
+        return tuple(each.debug_str for each in found)
+    # After a line with its source location, its text has one line per constraint.
+    lines = [line.strip() for line in str(scope).splitlines()[1:]]
+    return tuple(line for line in lines if _CONSTRAINT.fullmatch(line))
+
+
+#: Local variable names for equations in jax's interpreters and ours; without them, nothing is
+#: found.
+_NAMES = ("eqn", "equation")
+
+
+def equations_of(error: BaseException) -> list[Any]:
+    """Returns the operations whose rules an error passed through, outermost first."""
+    found: list[Any] = []
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        for equation in map(frame.f_locals.get, _NAMES):
+            if hasattr(equation, "primitive") and not any(equation is old for old in found):
+                found.append(equation)
+    return found

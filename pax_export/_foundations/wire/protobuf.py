@@ -1,0 +1,177 @@
+"""Reads protocol buffers without descriptors: numbered fields and their offsets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from pax_export._foundations.wire.places import RandomAccessBytes
+from pax_export._foundations.wire.varint import LONGEST, read_varint
+
+_VARINT, _BYTES = 0, 2
+#: The sizes of fields of other kinds.
+_FIXED = {1: 8, 5: 4}
+_LONGEST_TEXT = 1 << 20
+#: The most fields of a message that are kept together.
+_MOST_FIELDS = 1 << 22
+#: Bytes read at a time, at most, of skipped content too.
+_PIECE = 1 << 12
+#: The header of a field: its number and kind, and its size.
+_HEAD = 2 * LONGEST
+
+
+class Message:
+    """A message: a part of a file with fields.
+
+    Example:
+        >>> from pax_export._foundations.wire import Memory
+        >>> [(number, value) for number, value in Message(Memory(bytes([8, 3, 16, 5]))).fields()]
+        [(1, 3), (2, 5)]
+    """
+
+    __slots__ = ("_piece", "begin", "places", "size")
+
+    def __init__(
+        self,
+        places: RandomAccessBytes,
+        begin: int = 0,
+        size: int | None = None,
+        piece: tuple[int, bytes] = (0, b""),
+    ):
+        self.places, self.begin = places, begin
+        self.size = places.size - begin if size is None else size
+        self._piece = piece  # a place, and bytes from there on: they are read already
+
+    def fields(self) -> Iterator[tuple[int, int | Message]]:
+        """Yields number and value of each field: an integer, or bytes and floats as a message."""
+        at, end = self.begin, self.begin + self.size
+        first, raw = piece = self._piece
+        while at < end:
+            behind = first + len(raw)
+            if behind - at < _HEAD and behind < end:
+                first, raw = piece = at, self.places.read(at, min(end - at, _PIECE))
+            place = at - first + 1
+            if (tag := raw[place - 1]) > 127:  # most numbers are one byte, and calls are slow
+                tag, place = read_varint(raw, at - first, end - first)
+            number, kind = tag >> 3, tag & 7
+            if not number:
+                raise ValueError("not a protocol buffer: a field with the number 0")
+            if kind == _VARINT:
+                value, place = read_varint(raw, place, end - first)
+                at = first + place
+                yield number, value
+                continue
+            if kind == _BYTES:
+                length, place = read_varint(raw, place, end - first)
+            elif kind in _FIXED:
+                length = _FIXED[kind]
+            else:
+                raise ValueError(f"not a protocol buffer: a field of the kind {kind}")
+            begin = first + place
+            at = begin + length
+            if at > end:
+                raise ValueError(
+                    f"truncated protocol buffer: a field of {length} bytes, but {end - begin} are "
+                    "left"
+                )
+            yield number, Message(self.places, begin, length, piece)
+
+    def content(self) -> bytes:
+        """Its bytes."""
+        first, raw = self._piece
+        begin = self.begin - first
+        if begin + self.size <= len(raw):
+            return raw[begin : begin + self.size]
+        return self.places.read(self.begin, self.size)
+
+    def text(self) -> str:
+        """Its bytes as a text, which names something."""
+        if self.size > _LONGEST_TEXT:
+            raise ValueError(f"a text of {self.size} bytes")
+        return self.content().decode("utf-8")
+
+    def varints(self) -> np.ndarray:
+        """Yields packed signed 64-bit integers."""
+        raw = np.frombuffer(self.content(), np.uint8)
+        if not len(raw):
+            return np.empty(0, np.int64)
+        ends = np.flatnonzero(raw < 128)
+        if not len(ends) or ends[-1] != len(raw) - 1:
+            raise ValueError("whole numbers without an end")
+        starts = np.concatenate([[0], ends[:-1] + 1])
+        lengths = ends - starts + 1
+        if lengths.max() > LONGEST:
+            raise ValueError("a whole number of more than 64 bits")
+        values = np.zeros(len(ends), np.uint64)
+        for place in range(int(lengths.max())):
+            there = lengths > place
+            digits = (raw[starts[there] + place] & 127).astype(np.uint64)
+            values[there] |= digits << np.uint64(7 * place)
+        return values.view(np.int64)
+
+
+def to_signed(value: int | Message) -> int:
+    """A whole number with the sign that it has in 64 bits."""
+    number = require_integer(value)
+    return number - (1 << 64) if number >> 63 else number
+
+
+def require_integer(value: int | Message) -> int:
+    """Returns an integer, or raises if the field has another type."""
+    if not isinstance(value, int):
+        raise ValueError("a message where a whole number belongs")
+    return value
+
+
+def message(value: int | Message) -> Message:
+    """Returns a message, or raises if the field is an integer."""
+    if not isinstance(value, Message):
+        raise ValueError("a whole number where a message belongs")
+    return value
+
+
+class MessageFields:
+    """The fields of a small message by their numbers; an error for one of another kind.
+
+    Example:
+        >>> from pax_export._foundations.wire import Memory
+        >>> found = MessageFields(Message(Memory(bytes([8, 3, 18, 1, 97, 18, 1, 98]))))
+        >>> found.whole(1), found.texts(2), found.text(3), found.whole(4)
+        (3, ['a', 'b'], '', 0)
+    """
+
+    def __init__(self, message: Message):
+        self._values: dict[int, list[int | Message]] = {}
+        for count, (number, value) in enumerate(message.fields()):
+            if count == _MOST_FIELDS:
+                raise ValueError(f"a message of more than {_MOST_FIELDS} fields")
+            self._values.setdefault(number, []).append(value)
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._values
+
+    def all(self, number: int) -> list[int | Message]:
+        """The values of a field."""
+        return self._values.get(number, [])
+
+    def whole(self, number: int) -> int:
+        """The last value of a field of whole numbers, or 0."""
+        return require_integer(self.all(number)[-1]) if number in self else 0
+
+    def messages(self, *numbers: int) -> list[Message]:
+        """The messages of some fields."""
+        return [message(value) for number in numbers for value in self.all(number)]
+
+    def texts(self, number: int) -> list[str]:
+        """The texts of a field."""
+        return [each.text() for each in self.messages(number)]
+
+    def text(self, number: int) -> str:
+        """The last text of a field, or ""."""
+        return ["", *self.texts(number)][-1]
+
+    def mapping(self, number: int) -> dict[str, str]:
+        """A field that is a list of pairs of texts."""
+        pairs = map(MessageFields, self.messages(number))
+        return {pair.text(1): pair.text(2) for pair in pairs}

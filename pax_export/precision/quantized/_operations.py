@@ -1,0 +1,460 @@
+"""Three JAX primitives on integers and scales, which exporters write as their runtime's kernels.
+
+Others use `dequantized` and an ordinary product. CPUs compute products in blocks of rows, which
+reads the integers once, and GPUs as `_integers.py` does; docs/decisions/quantization.md has the
+measurements.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.interpreters import ad, batching
+
+from pax_export._foundations._jax import ADDS_ROWS_FAST
+from pax_export._foundations.types import Array, DTypeLike
+from pax_export.precision.quantized._integers import (
+    GROUP,
+    Form,
+    dequantized,
+    low_and_high,
+    product_on_gpu,
+)
+from pax_export.precision.quantized._rounding import is_zero, primitive
+
+
+def dequantize(*stored: Any, form: Form) -> Any:
+    """Returns the array that integers, scales and optional zero points represent."""
+    return _dequantize.bind(*stored, **form._asdict())
+
+
+def quantized_dot(x: Array, *stored: Any, form: Form, contracted: int) -> Any:
+    """``x [..., k]`` times a matrix, over its rows (-2) or its columns (-1)."""
+    return _dot.bind(x, *stored, contracted=contracted, **form._asdict())
+
+
+def quantized_rows(index: Any, *stored: Any, form: Form) -> Any:
+    """Returns rows of a quantized table."""
+    return _rows.bind(index, *stored, **form._asdict())
+
+
+def plain_dot(x: Array, weight: Any, contracted: int) -> Any:
+    """The same product of an ordinary matrix."""
+    numbers = (((x.ndim - 1,), (weight.ndim + contracted,)), ((), ()))
+    dtype = jnp.result_type(x, weight)
+    return jax.lax.dot_general(x.astype(dtype), weight.astype(dtype), numbers)
+
+
+def decomposed_dequantize(*stored: Any, **form: Any) -> Any:
+    """`dequantize` in other operations of jax."""
+    return dequantized(*stored, form=Form(**form))
+
+
+def decomposed_dot(x: Array, *stored: Any, contracted: int, **form: Any) -> Any:
+    """`quantized_dot` as an ordinary product with the dequantized array."""
+    return plain_dot(x, dequantize(*stored, form=Form(**form)), contracted)
+
+
+def _plain(x: Array, *stored: Any, contracted: int, **form: Any) -> Any:
+    return plain_dot(x, dequantized(*stored, form=Form(**form)), contracted)
+
+
+def _in_blocks(x: Array, integers: Any, *scales: Any, contracted: int, **form: Any) -> Any:
+    return blockwise(x, integers, scales, Form(**form), contracted)
+
+
+def few_rows(index: Any, *stored: Any, **form: Any) -> Any:
+    """`quantized_rows` in ordinary operations: dequantizes only the selected rows."""
+    return dequantized(*(each[index] for each in stored), form=Form(**form))
+
+
+def narrow_dot(x: jax.Array, weight: jax.Array, contracted: int, dtype: DTypeLike) -> Any:
+    """A product with a matrix of bfloat16, which CPUs compute in blocks where rows are few."""
+    return _narrow_dot.bind(x, weight, contracted=contracted, dtype=jnp.dtype(dtype).name)
+
+
+def is_read_in_blocks(x: jax.Array, weight: jax.Array, contracted: int) -> bool:
+    """Whether blocks of an ordinary matrix take less time on a CPU: few rows, bfloat16."""
+    sizes = x.shape[:-1]
+    return (
+        ADDS_ROWS_FAST
+        and weight.dtype == jnp.bfloat16
+        and weight.ndim == 2
+        and weight.size >= _LEAST_NARROW
+        and x.dtype in (jnp.bfloat16, jnp.float32)
+        and all(isinstance(size, int) for size in sizes)
+        and 1 <= math.prod(sizes) <= (_FEW if contracted == -2 else 1)
+    )
+
+
+def decomposed_narrow_dot(
+    x: jax.Array, weight: jax.Array, *, contracted: int, dtype: str
+) -> jax.Array:
+    """`narrow_dot` as jax's own product."""
+    numbers = (((x.ndim - 1,), (weight.ndim + contracted,)), ((), ()))
+    common = jnp.result_type(x, weight)
+    operands = x.astype(common), weight.astype(common)
+    return jax.lax.dot_general(*operands, numbers, preferred_element_type=jnp.dtype(dtype))
+
+
+def _narrow_in_blocks(x: jax.Array, weight: jax.Array, *, contracted: int, dtype: str) -> jax.Array:
+    if not is_read_in_blocks(x, weight, contracted):  # with an axis more, of vmap
+        return decomposed_narrow_dot(x, weight, contracted=contracted, dtype=dtype)
+    scales = jnp.ones((1, 1) if contracted == -2 else (weight.shape[0], 1), jnp.float32)
+    form = Form(8, None, contracted, "float32", "float")  # what it stores are numbers
+    return blockwise(x, weight, [scales], form, contracted).astype(dtype)
+
+
+def pointwise_convolution(x: jax.Array, *stored: jax.Array, form: Form, channels: int) -> jax.Array:
+    """A convolution of 1×1 with stride 1 and a quantized kernel; `channels` is their axis."""
+    return _pointwise.bind(x, *stored, channels=channels, **form._asdict())
+
+
+def decomposed_pointwise(x: jax.Array, *stored: jax.Array, channels: int, **form: Any) -> jax.Array:
+    """`pointwise_convolution` as jax's own, of the numbers."""
+    return plain_pointwise(x, dequantize(*stored, form=Form(**form)), channels)
+
+
+def plain_pointwise(x: jax.Array, kernel: jax.Array, channels: int) -> jax.Array:
+    """The same convolution with an ordinary kernel."""
+    spatial = "HW"[: x.ndim - 2]
+    layout = f"N{spatial}C" if channels == -1 else f"NC{spatial}"
+    dtype = jnp.result_type(x, kernel)
+    return jax.lax.conv_general_dilated(
+        x.astype(dtype), kernel.astype(dtype), (1,) * len(spatial), "VALID",
+        dimension_numbers=(layout, f"{spatial}IO", layout),
+    )  # fmt: skip
+
+
+def _pointwise_in_blocks(x: jax.Array, *stored: jax.Array, channels: int, **form: Any) -> jax.Array:
+    integers, *scales = (each.reshape(each.shape[-2:]) for each in stored)
+    made = blockwise(jnp.moveaxis(x, channels, -1), integers, scales, Form(**form), -2)
+    return jnp.moveaxis(made, -1, channels)
+
+
+_pointwise = primitive("pointwise_convolution", decomposed_pointwise, cpu=_pointwise_in_blocks)
+_narrow_dot = primitive("narrow_dot", decomposed_narrow_dot, cpu=_narrow_in_blocks)
+#: What only makes jax faster on CPUs; exports begin with these functions instead.
+FASTER_IN_JAX: dict[str, Callable[..., Any]] = {
+    "narrow_dot": decomposed_narrow_dot,
+    "pointwise_convolution": decomposed_pointwise,
+}
+_dequantize = primitive("dequantize", decomposed_dequantize)
+_dot = primitive("quantized_dot", _plain, cpu=_in_blocks, gpu=product_on_gpu)
+_rows = primitive("quantized_rows", few_rows)
+
+
+# --- under transforms -----------------------------------------------------------------
+# All three are linear in x and in the scales; tangents are those of ordinary operations, which
+# can be transposed.  Integers and zero points have none.
+
+
+def _sum(*tangents: Any) -> Any:
+    found = [each for each in tangents if each is not None]
+    return functools.reduce(jnp.add, found)
+
+
+def _jvp_of(
+    primitive: Any, of_x: Callable[..., Any] | None, of_scales: Callable[..., Any], scales: int
+) -> Callable[..., Any]:
+    """Returns the JVP rule of an operation whose operand number `scales` has the scales."""
+
+    def jvp(primals: Any, tangents: Any, **told: Any) -> tuple[Any, Any]:
+        made = primitive.bind(*primals, **told)
+        x_dot = None
+        if of_x is not None and not is_zero(tangents[0]):
+            x_dot = of_x(tangents[0], *primals[1:], **told)
+        s_dot = None
+        if not is_zero(tangents[scales]):
+            others = (*primals[:scales], tangents[scales], *primals[scales + 1 :])
+            s_dot = of_scales(*others, **told)
+        if x_dot is None and s_dot is None:
+            return made, jnp.zeros_like(made)
+        return made, _sum(x_dot, s_dot).astype(made.dtype)
+
+    return jvp
+
+
+ad.primitive_jvps[_dequantize] = _jvp_of(_dequantize, None, decomposed_dequantize, 1)
+ad.primitive_jvps[_dot] = _jvp_of(_dot, _plain, _plain, 2)
+ad.primitive_jvps[_narrow_dot] = _jvp_of(
+    _narrow_dot, decomposed_narrow_dot, decomposed_narrow_dot, 1
+)
+ad.primitive_jvps[_pointwise] = _jvp_of(_pointwise, decomposed_pointwise, decomposed_pointwise, 2)
+ad.primitive_jvps[_rows] = _jvp_of(_rows, None, few_rows, 2)
+
+
+def _batched(primitive: Any, plain: Callable[..., Any], leading: bool | None) -> Callable[..., Any]:
+    """The rule of `jax.vmap`: where only the first operand is mapped, one more leading axis."""
+
+    def batch(operands: Any, axes: Any, **told: Any) -> tuple[Any, int]:
+        of_first, *of_others = axes  # None: not mapped
+        if leading and of_first is not None and set(of_others) == {None}:
+            first = jnp.moveaxis(operands[0], axes[0], 0)
+            return primitive.bind(first, *operands[1:], **told), 0
+        if leading is False and None not in axes:  # integers and scales of several arrays
+            moved = [jnp.moveaxis(each, axis, 0) for each, axis in zip(operands, axes)]
+            return primitive.bind(*moved, **told), 0
+        return jax.vmap(functools.partial(plain, **told), axes)(*operands), 0
+
+    return batch
+
+
+batching.primitive_batchers[_dequantize] = _batched(_dequantize, decomposed_dequantize, False)
+batching.primitive_batchers[_dot] = _batched(_dot, _plain, True)
+batching.primitive_batchers[_narrow_dot] = _batched(_narrow_dot, decomposed_narrow_dot, True)
+batching.primitive_batchers[_pointwise] = _batched(_pointwise, decomposed_pointwise, None)
+batching.primitive_batchers[_rows] = _batched(_rows, few_rows, True)
+
+
+#: The largest number of rows of an integer matrix multiplied at a time, and that of elements where
+#: there are few rows of inputs: in float32 they stay in the second cache of a core.
+_LARGEST, _ELEMENTS = 512, 1 << 16
+#: The largest number of rows of inputs that are few; and of how many columns a wider matrix is
+#: multiplied one after the other then.
+_FEW, _WIDE = 16, 2048
+#: The largest number of rows of inputs for which rows of a matrix are added (with two, older
+#: versions of jax take three times as long as in blocks), and how many numbers of each column one
+#: after the other in a wide matrix: with 16 XLA takes twice as long.
+_FEWEST, _AT_ONCE = 2 if ADDS_ROWS_FAST else 1, 8
+#: How many rows of integers are added in a loop over all of a matrix: of 4 bits, and of 8 bits in
+#: wide and in narrow ones; and which are narrow. With 4 rows older versions of jax fuse the slice
+#: of a scanned layer's matrix with the loop, which then takes three times as long.
+_TOGETHER_4, _TOGETHER_8, _NARROW = 4 if ADDS_ROWS_FAST else 8, (16, 32), 1024
+#: The least number of elements of a matrix of bfloat16 that is read in blocks.
+_LEAST_NARROW = 1 << 18
+
+
+def blockwise(
+    x: Array, integers: object, scales: Sequence[Any], form: Form, contracted: int
+) -> Any:
+    """``x [..., k]`` times a matrix ``[k, n]`` (contracted -2) or ``[n, k]`` (-1).
+
+    ``scales`` are the scales and the optional zero points.
+    """
+    dtype = jnp.result_type(x.dtype, form.dtype)
+    flat = x.reshape(-1, x.shape[-1]).astype(jnp.float32)
+    whole = form._replace(dtype="float32")
+    if contracted == -2:
+        made = _over_rows(flat, integers, scales, whole)
+    else:
+        made = _over_outputs(flat, integers, scales, whole)
+    return made.reshape(*x.shape[:-1], made.shape[-1]).astype(dtype)
+
+
+def _are_few(rows: object) -> bool:
+    return not isinstance(rows, int) or rows <= _FEW  # a symbolic number mostly is few
+
+
+def _block(size: int, width: int, rows: object) -> int:
+    """Returns the rows per block: a divisor if there is a suitable one, in whole groups."""
+    most = _LARGEST
+    if _are_few(rows):
+        most = min(most, max(_ELEMENTS // width // GROUP, 1) * GROUP)
+    if size <= most:
+        return size
+    fitting = [n for n in range(most, most // 2 - 1, -GROUP) if size % n == 0]
+    return fitting[0] if fitting else most
+
+
+def _over_rows(x: Array, integers: Any, scales: Sequence[Any], form: Form) -> Any:
+    """Sums over blocks of the contracted axis; 2,048 columns of a wide matrix at a time."""
+    width = integers.shape[-1]
+    by_column = form.group is None  # one scale per column: a factor of the whole sum
+    stored = (integers,) if by_column else (integers, *scales)
+    narrow, few = width < 2 * _WIDE, isinstance(x.shape[0], int) and x.shape[0] <= _FEWEST
+    if few and (narrow or ADDS_ROWS_FAST):
+        total = (_by_groups if narrow else _row_by_row)(x, stored, form)
+    elif narrow or not _are_few(x.shape[0]):
+        total = _of_columns(x, stored, form, 0, width)
+    else:
+        rest = width % _WIDE
+        of_block = functools.partial(_of_columns, x, stored, form)
+        made = jax.lax.map(lambda first: of_block(first, _WIDE), jnp.arange(0, width - rest, _WIDE))
+        total = made.transpose(1, 0, 2).reshape(x.shape[0], width - rest)
+        if rest:
+            total = jnp.concatenate([total, of_block(width - rest, rest)], 1)
+    return total * scales[0].astype(jnp.float32) if by_column else total
+
+
+def _by_groups(x: Array, stored: Sequence[Any], form: Form) -> Any:
+    """Sums a few rows of a matrix at a time, in one loop over all of them, and then these sums.
+
+    XLA gives such a loop to all cores, which it does to none within a scan.
+    """
+    integers, *scales = stored
+    integers = jax.lax.optimization_barrier(integers)  # the slice of a scanned layer stays apart
+    width = integers.shape[1]
+    count = _TOGETHER_4 if form.bits == 4 else _TOGETHER_8[width < _NARROW]
+    cut = integers.shape[0] // count * count  # groups leave no rest
+    groups = 1 if form.group is None else scales[0].shape[0]
+    rows = integers[:cut].reshape(groups, cut // groups // count, count, width)
+    parts = [each[:, :cut].reshape(x.shape[0], *rows.shape[:3]) for each in _parts(x, form)]
+    total: Any = 0.0
+    scale, *zeros = (each.astype(jnp.float32)[:, None] for each in scales or [jnp.ones((1, 1))])
+    for place in range(count):
+        for part, own in zip(parts, _halves(rows[:, :, place], form)):
+            own = own.astype(jnp.float32) - (zeros[0] if zeros else 0)
+            total = total + part[..., place, None] * own
+    # Apart, and by a product: XLA computes sums over rows slowly.
+    total = jax.lax.optimization_barrier(total * scale)
+    total = total.reshape(x.shape[0], cut // count, width)
+    made = jnp.einsum("g,bgn->bn", jnp.ones(total.shape[1]), total)
+    if cut < integers.shape[0]:
+        made = made + x[:, cut:] @ integers[cut:].astype(jnp.float32)
+    return made
+
+
+def _row_by_row(x: Array, stored: Sequence[Any], form: Form) -> Any:
+    """Sums rows of a matrix in one loop over its columns, which writes no numbers out."""
+    integers, *scales = stored
+    parts = _parts(x, form)
+    count = _AT_ONCE // len(parts)
+    of_group = GROUP // len(parts)
+
+    def step(total: Any, row: Any) -> tuple[Any, None]:
+        own = jax.lax.dynamic_slice_in_dim(integers, row, count)
+        by_group = [jax.lax.dynamic_slice_in_dim(each, row // of_group, 1) for each in scales]
+        scale, *zeros = (each.astype(jnp.float32) for each in by_group or [jnp.ones(())])
+        product: Any = 0.0
+        for part, numbers in zip(parts, _halves(own, form)):
+            numbers = numbers.astype(jnp.float32) - (zeros[0] if zeros else 0)
+            some = jax.lax.dynamic_slice_in_dim(part, row, count, 1)
+            for place in range(count):
+                product = product + some[:, place : place + 1] * numbers[place : place + 1]
+        return total + product * scale, None
+
+    size = integers.shape[0]
+    cut = size // count * count
+    total = jnp.zeros((x.shape[0], integers.shape[1]), jnp.float32)
+    if cut:
+        total = jax.lax.scan(step, total, jnp.arange(0, cut, count))[0]
+    rest = integers[cut:].astype(jnp.float32)  # groups leave none
+    return total + x[:, cut:] @ rest if cut < size else total
+
+
+def _parts(x: Array, form: Form) -> list[Any]:
+    """Inputs for each half of packed integers."""
+    if form.bits == 8:
+        return [x]
+    apart = x.reshape(x.shape[0], -1, 2, GROUP // 2)
+    return [apart[:, :, place].reshape(x.shape[0], -1) for place in (0, 1)]
+
+
+def _halves(integers: Any, form: Form) -> tuple[Any, ...]:
+    return low_and_high(integers) if form.bits == 4 else (integers,)
+
+
+def _of_columns(x: Array, stored: Sequence[Any], form: Form, first: Any, width: int) -> Any:
+    size = x.shape[-1]
+    block = _block(size, width, x.shape[0])
+
+    def product(row: Any, count: int) -> Any:
+        own = []
+        for each in stored:
+            fewer = size // each.shape[0]  # packed integers, and scales of groups
+            taken = (count // fewer, width)
+            own.append(jax.lax.dynamic_slice(each, (row // fewer, first), taken))
+        return _times_block(jax.lax.dynamic_slice_in_dim(x, row, count, 1), own, form)
+
+    if size <= block:
+        return product(0, size)
+    cut = size // block * block
+    start = jnp.zeros((x.shape[0], width), jnp.float32)
+    step = lambda total, row: (total + product(row, block), None)  # noqa: E731
+    total = jax.lax.scan(step, start, jnp.arange(0, cut, block))[0]
+    return total + product(cut, size - cut) if size > cut else total
+
+
+def _times_block(x: Array, stored: Sequence[Any], form: Form) -> Any:
+    """The product with rows ``[k, n]`` of a matrix, or ``[n, k]`` where groups are along ``k``."""
+    integers, *scales = stored
+    if form.group is None:
+        return x @ integers.astype(jnp.float32)
+    scales = [each.astype(jnp.float32) for each in scales]
+    parts, numbers = _parts(x, form), _halves(integers, form)  # products of half the length
+    of_group = GROUP // len(parts)
+    by_group, *zeros = (_each_of_group(each, form.axis, of_group) for each in scales)
+    made = None
+    for part, own in zip(parts, numbers):
+        own = own.astype(jnp.float32)
+        own = (own - zeros[0] if zeros else own) * by_group
+        product = plain_dot(part, own, form.axis)
+        made = product if made is None else made + product
+    return made
+
+
+def _each_of_group(scales: Any, axis: int, size: int) -> Any:
+    """The scale of each element."""
+    place = scales.ndim + axis + 1
+    wide = jnp.broadcast_to(
+        jnp.expand_dims(scales, place), (*scales.shape[:place], size, *scales.shape[place:])
+    )
+    if axis == -2:
+        return wide.reshape(-1, scales.shape[1])
+    # Written out: in a loop over elements XLA would divide for each of them.
+    return jax.lax.optimization_barrier(wide.reshape(scales.shape[0], -1))
+
+
+def _times_table_row(x: Array, integers: Any, scales: Sequence[Any], form: Form, lanes: int) -> Any:
+    """One row times each row of a table: sums of neighbors that are ``lanes`` apart, and of these.
+
+    Like `_by_groups`, it is a loop for all cores.
+    """
+    scale, *zeros = (each.astype(jnp.float32) for each in scales)
+    total: Any = 0.0
+    for place, given in enumerate(x.reshape(integers.shape[1] // lanes, -1, lanes)):
+        of_group = slice(place, place + 1) if form.group else slice(None)
+        product: Any = 0.0
+        for some, own in zip(
+            given, _halves(integers[:, place * lanes : (place + 1) * lanes], form)
+        ):
+            own = own.astype(jnp.float32)
+            product = product + (own - zeros[0][:, of_group] if zeros else own) * some
+        total = total + (product * scale[:, of_group] if form.group else product)
+    # A product: jax 0.10 computes a sum of lanes ten times as slowly.
+    made = (jax.lax.optimization_barrier(total) @ jnp.ones(lanes))[None]
+    return made if form.group else made * scale.T
+
+
+def _lanes(size: int, form: Form) -> int | None:
+    """Returns how many integers of a row are neighbors in a loop with at most 64 steps, or None."""
+    if form.group is not None:
+        return GROUP * form.bits // 8
+    fitting = (lanes for lanes in range(16, 129, 16) if size % lanes == 0)
+    return next((lanes for lanes in fitting if size // lanes <= 64), None)
+
+
+def _over_outputs(x: Array, integers: Any, scales: Sequence[Any], form: Form) -> Any:
+    """The products of each block of outputs, one after the other."""
+    lanes = _lanes(integers.shape[1], form) if x.shape[0] == 1 else None
+    if lanes is not None:
+        return _times_table_row(x, integers, scales, form, lanes)
+    size = integers.shape[0]
+    block = _block(size, x.shape[-1], x.shape[0])
+    count = size // block
+
+    def multiplied(given: Any) -> Any:
+        if form.group is None:
+            own, of_own = given
+            return (x @ own.astype(jnp.float32).T) * of_own.astype(jnp.float32).T
+        return _times_block(x, given, form)
+
+    stored = (integers, *scales)
+    if count < 2:
+        return multiplied(stored)
+    cut = block * count
+
+    def blocks(array: Any) -> Any:
+        return array[:cut].reshape(count, block, array.shape[1])
+
+    made = jax.lax.map(multiplied, tuple(map(blocks, stored)))
+    made = made.transpose(1, 0, 2).reshape(-1, cut)
+    if cut == size:
+        return made
+    return jnp.concatenate([made, multiplied([each[cut:] for each in stored])], 1)

@@ -1,0 +1,209 @@
+"""Primitives that round inputs and outputs of quantized products to 8 bits."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from pax_export._foundations.types import Array, PyTree
+from pax_export.core import StateModule
+
+
+def primitive(name: str, plain: Callable[..., Any], **on_platforms: Callable[..., Any]) -> Any:
+    """A primitive with one result, lowered as a function of jax; as others where they are named."""
+    made = Primitive(name)
+
+    @made.def_abstract_eval
+    def result(*operands: Any, **told: Any) -> Any:
+        structs = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in operands]
+        (made,) = jax.make_jaxpr(functools.partial(plain, **told))(*structs).out_avals
+        return made
+
+    @functools.partial(jax.jit, static_argnames="told")
+    def run(*operands: Any, told: tuple[tuple[str, Any], ...]) -> Any:
+        return made.bind(*operands, **dict(told))
+
+    made.def_impl(lambda *operands, **told: run(*operands, told=tuple(told.items())))
+    mlir.register_lowering(made, mlir.lower_fun(plain, multiple_results=False))
+    for platform, function in on_platforms.items():
+        lowering = mlir.lower_fun(function, multiple_results=False)
+        mlir.register_lowering(made, lowering, platform=platform)
+    return made
+
+
+def is_zero(tangent: Any) -> bool:
+    return type(tangent) is ad.Zero
+
+
+# --- rounding of inputs ---------------------------------------------------------------
+
+
+_LOW, _HIGH = -128, 127
+_LEVELS = 255
+
+
+class StaticInputs(StateModule):
+    """One scale and one zero point for the inputs of a product: ``(integer - zero) * scale``.
+
+    Args:
+        scale: float32.
+        zero: int8, the zero point.
+
+    Attributes:
+        scale: as passed.
+        zero: as passed.
+
+    Example:
+        >>> import jax.numpy as jnp, pax_export as pax
+        >>> x = jnp.linspace(-1, 1, 256).reshape(4, 64)
+        >>> small, _ = pax.quantize(pax.Linear(64, 8), [x], activations="minmax")
+        >>> round(float(255 * small.weight.inputs.scale), 2), small.weight.inputs.zero.dtype.name
+        (2.0, 'int8')
+    """
+
+    def __init__(self, scale: Any, zero: Any):
+        super().__init__()
+        self.scale = scale
+        self.zero = zero
+
+    def rounded(self, x: Array, axes: Sequence[int]) -> jax.Array:
+        """Returns ``x`` rounded to the values of its integers, in its dtype."""
+        return _round_inputs.bind(x, jnp.asarray(self.scale), jnp.asarray(self.zero))
+
+
+class DynamicInputs(StateModule):
+    """A scale for each row of the inputs of a product, or each example of a convolution.
+
+    It is the largest element divided by 127, as each call finds it.
+
+    Example:
+        >>> import pax_export as pax
+        >>> small, _ = pax.quantize(pax.Linear(64, 8), activations="dynamic")
+        >>> type(small.weight.inputs).__name__
+        'DynamicInputs'
+    """
+
+    def rounded(self, x: Array, axes: Sequence[int]) -> jax.Array:
+        """Returns ``x`` rounded to the values of its integers, in its dtype."""
+        return _round_rows.bind(x, axes=tuple(axes))
+
+
+def round_with(x: Array, scale: float, zero: int) -> Any:
+    """Rounds an array to the values of its integers, as one operation."""
+    return _round_inputs.bind(x, np.float32(scale), np.int8(zero))
+
+
+def scale_of_range(low: float, high: float) -> tuple[float, int]:
+    """Returns the scale of a range that includes 0, and its zero point."""
+    low, high = min(low, 0.0), max(high, 0.0)
+    scale = np.float32((high - low) / _LEVELS) or np.float32(1)
+    zero = int(np.clip(np.rint(_LOW - low / scale), _LOW, _HIGH))
+    return float(scale), zero
+
+
+def round_inputs(x: Array, scale: Array, zero: Array) -> jax.Array:
+    """`StaticInputs.rounded` in other operations of jax."""
+    x, dtype = x.astype(jnp.float32), x.dtype
+    scale, zero = scale.astype(jnp.float32), zero.astype(jnp.float32)
+    integers = jnp.clip(jnp.rint(x / scale) + zero, _LOW, _HIGH)
+    return ((integers - zero) * scale).astype(dtype)
+
+
+def round_rows(x: Array, *, axes: Sequence[int]) -> jax.Array:
+    """`DynamicInputs.rounded` in other operations of jax."""
+    integers, scale = integer_rows(x, axes)
+    return (integers * scale).astype(x.dtype)
+
+
+def integer_rows(x: Array, axes: Sequence[int]) -> tuple[jax.Array, jax.Array]:
+    """Integers, in float32, and the scale of each row; axes are counted from the last (-1)."""
+    x = x.astype(jnp.float32)
+    largest = jnp.max(jnp.abs(x), tuple(axes), keepdims=True)
+    scale = jnp.where(largest > 0, largest / _HIGH, 1.0)
+    return jnp.rint(x / scale), scale
+
+
+_round_inputs = primitive("round_inputs", round_inputs)
+_round_rows = primitive("round_rows", round_rows)
+
+
+def straight_through(of: Any) -> Any:
+    """Gradients pass by the rounding; scales have none."""
+
+    def jvp(primals: Any, tangents: Any, **told: Any) -> tuple[Any, Any]:
+        made = of.bind(*primals, **told)
+        return made, jnp.zeros_like(made) if is_zero(tangents[0]) else tangents[0]
+
+    return jvp
+
+
+def batched(of: Any, plain: Any) -> Any:
+    def batch(operands: Any, mapped: Any, /, **told: Any) -> tuple[Any, int]:
+        if all(axis is None for axis in mapped[1:]):
+            x = jnp.moveaxis(operands[0], mapped[0], 0)
+            return of.bind(x, *operands[1:], **told), 0
+        return jax.vmap(functools.partial(plain, **told), mapped)(*operands), 0
+
+    return batch
+
+
+for _each, _plain in ((_round_inputs, round_inputs), (_round_rows, round_rows)):
+    ad.primitive_jvps[_each] = straight_through(_each)
+    batching.primitive_batchers[_each] = batched(_each, _plain)
+
+
+# --- ranges of outputs ----------------------------------------------------------------
+
+
+class OutputRange(StateModule):
+    """The least and the largest output of each channel of a convolution.
+
+    jax computes with unrounded outputs.  ONNX and TFLite files round them to 8 bits where the next
+    operation is one of integers, after scales and shifts are folded.
+
+    Args:
+        low: float32 ``[channels]``.
+        high: float32 ``[channels]``.
+
+    Attributes:
+        low: as passed.
+        high: as passed.
+
+    Example:
+        >>> import jax.numpy as jnp, pax_export as pax
+        >>> x = jnp.ones((1, 4, 4, 3))
+        >>> small, _ = pax.quantize(pax.Conv2D(3, 8, 1), [x], activations="static")
+        >>> small.weight.outputs.low.shape
+        (8,)
+    """
+
+    def __init__(self, low: PyTree, high: PyTree):
+        super().__init__()
+        self.low = low
+        self.high = high
+
+    def bounded(self, y: Array, axis: int) -> jax.Array:
+        """Returns ``y``, annotated with its range; channels are along ``axis`` (negative)."""
+        return bound_outputs(y, jnp.asarray(self.low), jnp.asarray(self.high), axis)
+
+
+def bound_outputs(y: Array, low: PyTree, high: PyTree, axis: int | None = None) -> Any:
+    """Annotates an array with the range of each channel, or of all for None."""
+    return _bound_outputs.bind(y, low, high, axis=axis)
+
+
+def unbounded(y: Array, *_: Array, axis: int | None) -> Any:
+    """`OutputRange.bounded` in other operations of jax: nothing is computed."""
+    return y
+
+
+_bound_outputs = primitive("bound_outputs", unbounded)
+ad.primitive_jvps[_bound_outputs] = straight_through(_bound_outputs)
+batching.primitive_batchers[_bound_outputs] = batched(_bound_outputs, unbounded)
