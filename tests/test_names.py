@@ -131,7 +131,7 @@ assert "optax" not in sys.modules
         "core",
     ]
     assert at_once.split() == []
-    assert layers.split() == ["nn"]
+    assert layers.split() == ["nn", "precision"]
     assert training.split() == ["nn", "optim", "precision", "transforms"]
 
 

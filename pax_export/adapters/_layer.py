@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import jmp
 import numpy as np
 
-from pax_export._foundations._jax import is_tracer
 from pax_export._foundations.check import checked_fraction, checked_integer, checked_positive
 from pax_export._foundations.errors import InvalidArgumentError
+from pax_export._foundations.jax import is_tracer
 from pax_export._foundations.types import Array
 from pax_export.adapters import _kernels as kernels
 from pax_export.adapters._lora import LoRA

@@ -16,8 +16,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from pax_export._foundations._jax import is_tracer
 from pax_export._foundations.errors import HiddenArrayError, SharedNodeError, StructureMismatchError
+from pax_export._foundations.jax import is_tracer
 from pax_export._foundations.types import PyTree
 from pax_export.core._mutable import is_constructing
 from pax_export.core._static import static_key

@@ -18,8 +18,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from pax_export._foundations._jax import control_flow, trace_state
 from pax_export._foundations.errors import ImmutableModuleError, InvalidArgumentError
+from pax_export._foundations.jax import control_flow, trace_state
 from pax_export._foundations.types import PyTree
 from pax_export.core._containers import KEYED, copy_containers, has_container
 from pax_export.core._sharding_notes import call_in_progress, layer_in_training

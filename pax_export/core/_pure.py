@@ -16,8 +16,8 @@ import jax
 import numpy as np
 from jax.tree_util import tree_leaves
 
-from pax_export._foundations._jax import is_tracer, trace_state
 from pax_export._foundations.errors import InvalidArgumentTypeError, RetracingWarning
+from pax_export._foundations.jax import is_tracer, trace_state
 from pax_export._foundations.tracebacks import hide_frames
 from pax_export._foundations.types import PyTree
 from pax_export.core._check import check_sharing, refuse_hidden

@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pax_export._foundations._jax import is_computing, is_mapped, is_tracer
 from pax_export._foundations.check import checked_integer
 from pax_export._foundations.errors import InvalidArgumentTypeError
+from pax_export._foundations.jax import is_computing, is_mapped, is_tracer
 from pax_export._foundations.types import DTypeLike, PRNGKey, PyTree
 
 DEFAULT_SEED = 42

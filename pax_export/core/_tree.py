@@ -18,8 +18,8 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
-from pax_export._foundations._jax import is_tracer
 from pax_export._foundations.errors import InvalidArgumentError
+from pax_export._foundations.jax import is_tracer
 from pax_export.core._containers import (
     MAX_DEPTH,
     copy_containers,

@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from pax_export._foundations._jax import scan_operands
 from pax_export._foundations.errors import (
     InvalidArgumentError,
     InvalidArgumentTypeError,
     UnsupportedOperationError,
 )
+from pax_export._foundations.jax import scan_operands
 from pax_export._foundations.jaxpr import (
     bind_equation,
     called_program,

@@ -18,14 +18,14 @@ from typing import Any, overload
 import jax
 import jax.numpy as jnp
 
-from pax_export._foundations._jax import (
+from pax_export._foundations.errors import InvalidArgumentError, NonFiniteError
+from pax_export._foundations.jax import (
     call_with_constants,
     is_computing,
     jitted_call,
     scan_operands,
     watch_operations,
 )
-from pax_export._foundations.errors import InvalidArgumentError, NonFiniteError
 from pax_export._foundations.jaxpr import (
     bind_equation,
     called_program,

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from pax_export._foundations._jax import is_tracer
 from pax_export._foundations.errors import InvalidArgumentError
+from pax_export._foundations.jax import is_tracer
 from pax_export._foundations.types import Array, DTypeLike, PyTree
 from pax_export.generation._prompt import room_of
 

@@ -10,13 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pax_export._foundations._jax import is_tracer
 from pax_export._foundations.check import checked_integer
 from pax_export._foundations.errors import (
     InvalidArgumentError,
     InvalidArgumentTypeError,
     a_few,
 )
+from pax_export._foundations.jax import is_tracer
 from pax_export._foundations.types import Array, PRNGKey, PyTree
 from pax_export.core import Module, enable_eval_mode
 from pax_export.generation.samplers import Sampler

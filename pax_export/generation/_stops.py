@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, TypeGuard
 import jax
 import numpy as np
 
-from pax_export._foundations._jax import is_tracer
 from pax_export._foundations.errors import InvalidArgumentTypeError
+from pax_export._foundations.jax import is_tracer
 from pax_export._foundations.types import Array, PRNGKey, PyTree
 from pax_export.generation.samplers import (
     Sampler,

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from pax_export._foundations._jax import needed_part
+from pax_export._foundations.jax import needed_part
 from pax_export._foundations.jaxpr import called_program, inner_programs, interpret, walk_equations
 from pax_export._foundations.types import Equation, PyTree, TracedProgram
 from pax_export.core import (

@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from pax_export._foundations._jax import is_computing
 from pax_export._foundations.check import checked_fraction, checked_integer
 from pax_export._foundations.errors import InvalidArgumentTypeError
+from pax_export._foundations.jax import is_computing
 from pax_export._foundations.types import PRNGKey, PyTree
 from pax_export.core import (
     Declared,

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import tree_leaves, tree_map, tree_map_with_path
 
-from pax_export._foundations._jax import is_tracer
 from pax_export._foundations.errors import InvalidArgumentTypeError, NotPicklableError
+from pax_export._foundations.jax import is_tracer
 from pax_export._foundations.optional import require
 from pax_export._foundations.types import PyTree
 from pax_export.core import (

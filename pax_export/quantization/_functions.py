@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pax_export._foundations._jax import run_inside, scan_operands
+from pax_export._foundations.jax import run_inside, scan_operands
 from pax_export._foundations.jaxpr import (
     bind_equation,
     called_program,

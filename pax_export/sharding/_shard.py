@@ -20,8 +20,8 @@ from jax.tree_util import (
     tree_structure,
 )
 
-from pax_export._foundations._jax import call_with_constants, is_tracer
 from pax_export._foundations.errors import ShardingError
+from pax_export._foundations.jax import call_with_constants, is_tracer
 from pax_export._foundations.jaxpr import jaxpr_constants
 from pax_export._foundations.types import AnyMesh, PyTree
 from pax_export.core import path_name

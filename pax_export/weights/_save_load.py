@@ -10,13 +10,13 @@ from typing import Any, Literal, TypeVar, overload
 import jax
 import numpy as np
 
-from pax_export._foundations._jax import is_tracer
 from pax_export._foundations.errors import (
     InvalidArgumentTypeError,
     QuantizationError,
     UnsupportedDtypeError,
 )
 from pax_export._foundations.files.paths import as_path
+from pax_export._foundations.jax import is_tracer
 from pax_export._foundations.types import PyTree
 from pax_export.weights._file import WeightsFile, open_weights, write_weights
 from pax_export.weights._leaves import LoadReport, compare_leaves, leaves_by_name, mismatch_error

@@ -177,7 +177,7 @@ def test_blocks_in_blocks():
 
 
 def test_where_jax_has_other_private_names_its_own_watch_is_there(monkeypatch):
-    from pax_export._foundations._jax import _watched
+    from pax_export._foundations.jax import _watched
 
     monkeypatch.setattr(_watched, "private", lambda name: None)
     said = []

@@ -81,7 +81,8 @@ def test_the_index_links_it():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_name_in_it_is_in_the_code(name):
-    room, _, name = name.partition(".")
+    *rooms, name = name.split(".") if "." in name else (name, "")
+    room = "/".join(rooms)
     assert sources(room)[0].exists()
     assert not name or name in defined(room)
 

@@ -10,7 +10,7 @@ import pytest
 from pax_export._foundations.optional import PACKAGES, find, install, require
 from pax_export.errors import MissingPackageError
 
-_SETUP = Path(__file__).parent.parent / "setup.cfg"
+_SETUP = Path(__file__).parents[2] / "setup.cfg"
 
 
 def lines(text):

@@ -1,6 +1,7 @@
 """What operating systems do differently: elsewhere, only what all of them have is called.
 
-`tests/foundations/files/test_systems.py` writes everything without the names that Windows and macOS lack.
+`tests/foundations/files/test_systems.py` writes everything without the names that Windows and
+macOS lack.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ from jax.extend.mlir import ir, passmanager
 from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir
 
-from pax_export._foundations._jax import equations_of
 from pax_export._foundations.errors import UnsupportedOperationError
+from pax_export._foundations.jax import equations_of
 from pax_export._foundations.jaxpr import jaxpr_operations
 from pax_export.export.artifact import compatibility
 from pax_export.export.artifact.report import ArrayInfo

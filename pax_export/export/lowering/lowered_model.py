@@ -10,13 +10,13 @@ from typing import Any
 
 import jax
 
-from pax_export._foundations._jax import needed_part
 from pax_export._foundations.errors import (
     InvalidArgumentError,
     NotDifferentiableError,
     PaxError,
     named_line,
 )
+from pax_export._foundations.jax import needed_part
 from pax_export.export.artifact import compatibility
 from pax_export.export.artifact.report import ArrayInfo, SignatureInfo
 from pax_export.export.lowering.lower import (

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from pax_export._foundations._jax import equations_of
 from pax_export._foundations.errors import (
     PaxError,
     SymbolicDimensionError,
     UnsupportedOperationError,
     first_line,
 )
+from pax_export._foundations.jax import equations_of
 from pax_export._foundations.jaxpr import inner_programs
 from pax_export._foundations.types import Equation
 from pax_export.export.artifact import dimensions

@@ -15,7 +15,7 @@ from jax import lax
 from jax.extend.core import jaxpr_as_fun
 from jax.lax import linalg
 
-from pax_export._foundations._jax import find_sparse, scan_operands
+from pax_export._foundations.jax import find_sparse, scan_operands
 from pax_export.export.portable.decompositions.linear_algebra import (
     cholesky_update,
     ormqr,

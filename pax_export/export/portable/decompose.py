@@ -10,7 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from pax_export._foundations._jax import find_expansion, find_sparse
+from pax_export._foundations.jax import find_expansion, find_sparse
 from pax_export.export.portable import kept
 from pax_export.export.portable.decompositions import DECOMPOSITIONS, NotDecomposedError
 from pax_export.export.portable.decompositions.windows import greatest, least

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from pax_export._foundations._jax import run_inside, scan_operands
+from pax_export._foundations.jax import run_inside, scan_operands
 from pax_export._foundations.jaxpr import (
     bind_equation,
     called_program,

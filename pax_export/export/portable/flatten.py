@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from jax.extend import source_info_util
 
-from pax_export._foundations._jax import needed_part
+from pax_export._foundations.jax import needed_part
 from pax_export._foundations.jaxpr import (
     bind_equation,
     branch_for_cpu,

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from pax_export._foundations._jax import scan_operands
+from pax_export._foundations.jax import scan_operands
 from pax_export._foundations.jaxpr import (
     bind_equation,
     inner_programs,

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from pax_export._foundations._jax import scan_operands
+from pax_export._foundations.jax import scan_operands
 from pax_export._foundations.jaxpr import bind_equation
 from pax_export._foundations.types import Equation
 from pax_export.export.portable import kept

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from jax.extend.core import primitives
 
-from pax_export._foundations._jax import without_references
+from pax_export._foundations.jax import without_references
 from pax_export._foundations.jaxpr import inner_programs, is_program
 
 _MAKES_REFERENCE = ("new_ref", "empty_ref")

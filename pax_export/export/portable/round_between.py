@@ -16,7 +16,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from pax_export._foundations._jax import run_inside
+from pax_export._foundations.jax import run_inside
 from pax_export._foundations.jaxpr import bind_equation, is_literal, jaxpr_dtypes, jaxpr_primitives
 from pax_export._foundations.types import Equation
 from pax_export.export.portable import kept

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax import export as jax_export
 
-from pax_export._foundations._jax import scope_constraints
+from pax_export._foundations.jax import scope_constraints
 from pax_export._foundations.types import PyTree
 
 _COMPARISON = re.compile(r"comparison '(.+)' (>=|<|>) '(.+)' is inconclusive")

@@ -15,7 +15,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from pax_export._foundations._jax import needed_part, scan_operands
+from pax_export._foundations.jax import needed_part, scan_operands
 from pax_export._foundations.jaxpr import called_program, inner_programs, interpret
 from pax_export._foundations.types import Equation, Jaxpr, PyTree, TracedProgram
 from pax_export.export.tracing import dtypes

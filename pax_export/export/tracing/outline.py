@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pax_export._foundations._jax import call_part, needed_part
+from pax_export._foundations.jax import call_part, needed_part
 from pax_export._foundations.jaxpr import bind_equation, inner_programs, is_literal, is_program
 from pax_export._foundations.types import Equation, Jaxpr, PyTree, TracedProgram
 

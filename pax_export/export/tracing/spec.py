@@ -16,7 +16,6 @@ import jax
 import numpy as np
 from jax import export as jax_export
 
-from pax_export._foundations._jax import scope_constraints
 from pax_export._foundations.check import as_named, as_strings
 from pax_export._foundations.errors import (
     InvalidArgumentError,
@@ -24,6 +23,7 @@ from pax_export._foundations.errors import (
     first_line,
 )
 from pax_export._foundations.files import html_text
+from pax_export._foundations.jax import scope_constraints
 from pax_export._foundations.types import PyTree
 from pax_export.core import path_name
 from pax_export.export.artifact import dimensions

@@ -16,8 +16,8 @@ from typing import Any
 import jax
 from jax.extend.core import jaxpr_as_fun
 
-from pax_export._foundations._jax import call_with_constants, read_arguments
 from pax_export._foundations.errors import UnsupportedOperationError
+from pax_export._foundations.jax import call_with_constants, read_arguments
 from pax_export._foundations.jaxpr import (
     jaxpr_constants,
     jaxpr_operations,

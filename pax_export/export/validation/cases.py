@@ -13,7 +13,6 @@ import jax
 import numpy as np
 from jax.extend.core import jaxpr_as_fun
 
-from pax_export._foundations._jax import scope_constraints
 from pax_export._foundations.errors import (
     InvalidArgumentError,
     InvalidArgumentTypeError,
@@ -21,6 +20,7 @@ from pax_export._foundations.errors import (
     ValidationError,
     named_line,
 )
+from pax_export._foundations.jax import scope_constraints
 from pax_export._foundations.jaxpr import jaxpr_dtypes, jaxpr_primitives, jaxpr_size
 from pax_export._foundations.types import DTypeLike, Equation, PyTree, TracedProgram
 from pax_export.export.artifact import dimensions

@@ -16,7 +16,7 @@ import numpy as np
 from jax import numpy as jnp
 from jax.extend.core import jaxpr_as_fun
 
-from pax_export._foundations._jax import call_with_constants
+from pax_export._foundations.jax import call_with_constants
 from pax_export._foundations.jaxpr import jaxpr_constants
 from pax_export._foundations.types import Array, Equation
 from pax_export.export.lowering.lower import export_unchecked, portable

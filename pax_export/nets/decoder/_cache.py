@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from pax_export._foundations._jax import is_tracer
 from pax_export._foundations.errors import InvalidArgumentError
+from pax_export._foundations.jax import is_tracer
 from pax_export._foundations.types import AnyMesh, Array, DTypeLike, PyTree
 from pax_export.nets.decoder._sizes import require_integers
 

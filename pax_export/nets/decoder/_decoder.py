@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import tree_flatten, tree_leaves, tree_map
 
-from pax_export._foundations._jax import is_tracer
 from pax_export._foundations.check import checked_choice
 from pax_export._foundations.errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export._foundations.jax import is_tracer
 from pax_export.core import Module
 from pax_export.nets.decoder._attend import CachedReading, UncachedCall
 from pax_export.nets.decoder._cache import DecoderCache, new_store, sizes_of_net

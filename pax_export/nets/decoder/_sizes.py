@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pax_export._foundations._jax import is_tracer
 from pax_export._foundations.check import checked_integer
 from pax_export._foundations.errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export._foundations.jax import is_tracer
 from pax_export._foundations.types import Array, PyTree
 
 _MOST = np.iinfo(np.int32).max

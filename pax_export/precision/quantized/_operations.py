@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.interpreters import ad, batching
 
-from pax_export._foundations._jax import ADDS_ROWS_FAST
+from pax_export._foundations.jax import ADDS_ROWS_FAST
 from pax_export._foundations.types import Array, DTypeLike
 from pax_export.precision.quantized._integers import (
     GROUP,

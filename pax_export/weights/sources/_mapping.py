@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from pax_export._foundations._jax import is_tracer
 from pax_export._foundations.errors import InvalidArgumentTypeError, WeightsFileError
+from pax_export._foundations.jax import is_tracer
 from pax_export._foundations.types import ArrayLike, PyTree
 from pax_export.core import join_path
 from pax_export.weights._leaves import leaves_by_name

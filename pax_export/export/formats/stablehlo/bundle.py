@@ -10,7 +10,6 @@ import jax
 import numpy as np
 from jax.interpreters import ad, batching, mlir
 
-from pax_export._foundations._jax import Primitive
 from pax_export._foundations.errors import (
     ExportPathError,
     InvalidArgumentError,
@@ -19,6 +18,7 @@ from pax_export._foundations.errors import (
     StateChangeError,
 )
 from pax_export._foundations.files import checksums
+from pax_export._foundations.jax import Primitive
 from pax_export.export.artifact.arguments import Arguments, default_of
 from pax_export.export.artifact.report import REPORT_FILE, Report, read_report
 from pax_export.export.artifact.structure import rebuild

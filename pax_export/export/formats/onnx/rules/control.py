@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pax_export._foundations._jax import scan_operands
+from pax_export._foundations.jax import scan_operands
 from pax_export.export.formats.onnx.graph import (
     GraphBuilder,
     all_nodes,

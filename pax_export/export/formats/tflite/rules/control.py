@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pax_export._foundations._jax import scan_operands
+from pax_export._foundations.jax import scan_operands
 from pax_export._foundations.types import PyTree, TracedProgram
 from pax_export.export.formats.tflite.builder import loops, moves
 from pax_export.export.formats.tflite.builder import operators as lite

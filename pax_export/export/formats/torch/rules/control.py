@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pax_export._foundations._jax import scan_operands
+from pax_export._foundations.jax import scan_operands
 from pax_export.export.formats.torch.values import TorchValue, rule
 from pax_export.export.portable.decompositions.control import is_of_one, is_of_two
 

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pax_export._foundations._jax import scan_operands
+from pax_export._foundations.jax import scan_operands
 from pax_export.export.formats.saved_model.operations.graph import (
     NodeBuilder,
     Output,

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from jax.core import eval_jaxpr
 
-from pax_export._foundations._jax._private import private, say_less
+from pax_export._foundations.jax._private import private, say_less
 from pax_export._foundations.jaxpr import (
     bind_equation,
     called_program,

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 from jax.core import Tracer
 
-from pax_export._foundations._jax._private import private, say_less
+from pax_export._foundations.jax._private import private, say_less
 
 #: The class of jax's operations.  jax.extend.core has it too, and loads Pallas with it,
 #: which takes a quarter of our own import time.

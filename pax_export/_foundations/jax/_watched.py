@@ -10,8 +10,8 @@ from typing import Any
 
 import jax
 
-from pax_export._foundations._jax._private import private, say_less
-from pax_export._foundations._jax._trace import find_trace, is_tracer
+from pax_export._foundations.jax._private import private, say_less
+from pax_export._foundations.jax._trace import find_trace, is_tracer
 
 _CURRENT, _SET = "jax._src.core.eval_trace", "jax._src.core.set_current_trace"
 
