@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from pax_export._foundations.errors import UnsupportedOperationError
-from pax_export.export.formats.torch import loops, rules
+from pax_export.export.formats.torch import fuse, loops, rules
 from pax_export.export.formats.torch.graph import TorchGraph, prune_graph
 from pax_export.export.formats.torch.module import TorchMethod, TorchModule, argument_names
 from pax_export.export.formats.torch.own_rules import OwnRule, with_own_rules
@@ -121,6 +121,7 @@ class _Writer:
                 )
                 frame.graph.output(made)
                 prune_graph(frame.graph)
+                self._join(frame.graph, dict(zip(held, places)))
                 keep = []
                 for node, place in zip(held, places):
                     if node.users:
@@ -134,6 +135,16 @@ class _Writer:
             ) from error
         except NotWrittenError as error:
             raise refuse_operation("torch", error, program.key, _WRITE) from error
+
+    def _join(self, graph: Any, places: Mapping[Any, str]) -> None:
+        """Joins calls, and lays the memory of weights out for them."""
+        read = {node: place for node, place in places.items() if place and node.users}
+        arrays = {node: self._module.array(place) for node, place in read.items()}
+        trained = {node for node, each in arrays.items() if each.requires_grad}
+        fuse.Joiner(graph, arrays, trained).join()
+        prune_graph(graph)
+        for node, order in fuse.memory_orders(graph, list(read)).items():
+            self._module.lay_out(read[node], order)
 
     def _inputs(self, given: Mapping[str, Any], names: Mapping[str, str]) -> list[Any]:
         """The nodes of the flat inputs, inside of the arguments."""
@@ -189,6 +200,7 @@ class _Writer:
         dtype = np.dtype(struct.dtype)
         if is_wrapped(dtype):
             node = self._from_stored(node, dtype)
+        node.meta["shape"] = tuple(struct.shape)
         return TorchValue(node, dtype, tuple(struct.shape))
 
     def _from_stored(self, node: Any, dtype: np.dtype) -> Any:
@@ -227,6 +239,8 @@ class _Writer:
                 values.append(dataclasses.replace(each, **shaped))
             else:
                 node = self._builder.fit_to(each, result.dtype) if rounds else each
+                if hasattr(node, "meta"):
+                    node.meta["shape"] = shaped["shape"]
                 values.append(TorchValue(node, **shaped))
         return values
 

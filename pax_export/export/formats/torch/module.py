@@ -66,6 +66,16 @@ class TorchModule(TorchPart):
         else:
             owner.register_buffer(last, array)
 
+    def array(self, name: str) -> torch.Tensor:
+        owner, last = self._owner(name)
+        return getattr(owner, last)
+
+    def lay_out(self, name: str, order: Sequence[int]) -> None:
+        """Stores an array with its axes in another order in memory; its shape stays."""
+        array = self.array(name)
+        moved = array.data.permute(*order).contiguous()
+        array.data = moved.permute(*(list(order).index(axis) for axis in range(len(order))))
+
     def add_unread(
         self, arrays: Mapping[str, torch.Tensor], parameters: set[str], trainable: set[str]
     ) -> None:

@@ -8,6 +8,7 @@ by comparing both on a few numbers, in jax.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -30,6 +31,13 @@ from pax_export.export.portable.sizes import is_number
 
 #: Sizes of the arrays on which derivatives are compared.
 _MOST = 1 << 16
+#: Functions of these alone are alike at all shapes.
+_ELEMENTWISE = frozenset(
+    "abs add and broadcast_in_dim convert_element_type copy div eq erf exp ge gt integer_pow le "
+    "log logistic lt max min mul ne neg not or pow rsqrt select_n sign sqrt square "
+    "stop_gradient sub tanh".split()
+)
+_SLOW = {"conv_general_dilated", "dot_general", "scan", "sort", "while"}
 _PREFIX = "pax_export."
 
 
@@ -74,6 +82,9 @@ def with_own_rules(program: Any) -> tuple[Any, list[OwnRule]]:
         if not has_own_derivative(equation):
             return None
         key = f"{equation.primitive.name} {called_program(equation)}"
+        if {each.primitive.name for each in _flat(called_program(equation))} <= _ELEMENTWISE:
+            key = re.sub(r"(?<=:)(\w+)\[[^\]]*\]|\bshape=\([^)]*\)|\bbroadcast_dim\w*=\([^)]*\)",
+                         r"\1", key)  # fmt: skip
         if (kind := known.get(key)) is None:
             kind = known[key] = _kind_of(equation)
         if kind == "same":
@@ -96,7 +107,9 @@ def _kind_of(equation: Any) -> str:
     floats = _floats(equation.invars)
     if not floats:
         return "same"
-    if sum(math.prod(s for s in v.aval.shape if is_number(s)) for v in equation.invars) > _MOST:
+    elements = sum(math.prod(s for s in v.aval.shape if is_number(s)) for v in equation.invars)
+    names = {each.primitive.name for each in _flat(called_program(equation))}
+    if elements > (_MOST if names & _SLOW else 64 * _MOST):
         return "own"
     try:
         own, other = (_slopes(equation, each) for each in (_call(equation), _inlined(equation)))

@@ -113,6 +113,28 @@ def test_a_module_has_the_leaves_and_the_gradients():
 
 
 @with_torch
+def test_scales_and_biases_join_what_torch_has_whole():
+    class Net(pax.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.norm = pax.Conv2D(2, 4, 3, padding="SAME"), pax.BatchNorm2D(4)
+            self.head, self.bias = pax.Linear(4, 6, with_bias=False), jnp.arange(3.0)
+
+        def __call__(self, x):
+            x = jax.nn.relu(self.norm(self.conv(x)))
+            return self.head(x).reshape(-1, 2, 3) + self.bias  # no bias of the product's columns
+
+    net = jax.jit(pax.purecall)(Net(), random(8, 5, 5, 2))[0]
+    module = as_torch(net, spec("batch, 5, 5, 2"))  # outputs and gradients are compared
+    calls = module.code()
+    assert calls.count("batch_norm(") == 1 and "addmm" not in calls and "torch.relu" in calls
+    assert as_torch(mlp(), spec("batch, 3")).code().count("addmm(") == 2
+    # A convolution reads its kernel as it lies in memory.
+    assert module.conv.weight.shape == (3, 3, 2, 4)
+    assert module.conv.weight.permute(3, 0, 1, 2).is_contiguous()
+
+
+@with_torch
 def test_a_derivative_of_its_own_is_kept(tmp_path):
     import torch
 
