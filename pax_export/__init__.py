@@ -133,8 +133,9 @@ if not TYPE_CHECKING:  # they take the names above, and would believe in any nam
             return ""  # names that Python and notebooks look up
         if name == "Parameter":
             return "; a parameter is an array that a pax.ParameterModule has as an attribute"
-        if callable(getattr(sys.modules.get("jax.nn"), name.lower(), None)):
-            return f"; functions are layers, too: jax.nn.{name.lower()}"
+        activations = {n.replace("_", ""): n for n in vars(sys.modules.get("jax.nn", sys))}
+        if function := activations.get(name.lower().replace("_", "")):
+            return f"; functions are layers, too: jax.nn.{function}"
         homes = []
         for room in sorted(_PUBLIC_ROOMS):
             try:

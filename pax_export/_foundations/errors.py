@@ -173,6 +173,10 @@ class UntrainedArrayWarning(PaxWarning):
     """A class does not declare whether a floating array is trained or state."""
 
 
+class UnchangedStateWarning(PaxWarning):
+    """A training step leaves averages and keys of the net as they are."""
+
+
 class NotValidatedWarning(PaxWarning):
     """An export was not validated: its runtime is missing, or no call gives an element."""
 

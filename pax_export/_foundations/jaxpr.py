@@ -5,9 +5,12 @@ Nothing here is imported from jax's internals: a program is data, with the names
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from pax_export._foundations.types import Equation, Jaxpr, TracedProgram
@@ -243,6 +246,18 @@ def jaxpr_operations(
 
 def line_of(equation: Equation) -> str:
     """The line of the user's code that an operation is from: ``path/file.py:line (function)``."""
-    from jax.extend import source_info_util
+    return _lines().summarize(equation.source_info)
 
-    return source_info_util.summarize(equation.source_info)
+
+def line_now() -> str:
+    """The line of the user's code that runs now, as `line_of` writes it."""
+    return _lines().summarize(_lines().current())
+
+
+@functools.cache
+def _lines() -> Any:
+    from jax.extend import source_info_util  # which loads Pallas
+
+    # Users look for the line that calls a layer, as for the one that calls jax.
+    source_info_util.register_exclusion(str(Path(__file__).parents[1]) + os.sep)
+    return source_info_util

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 import jax
 
 from pax_export._foundations.errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export._foundations.tracebacks import hide_frames
 from pax_export._foundations.types import PyTree
 from pax_export.core import _check, _edit, _methods, _mutable, _parameters, _summary, _tree
 from pax_export.core._containers import READ_ONLY, copy_containers
@@ -334,7 +335,11 @@ class Module(_tree.Node, metaclass=ModuleMeta):
 
     def __mod__(self, args: tuple[Any, ...]) -> tuple[Self, Any]:
         """``module % x``: the updated module and the output; a tuple is unpacked."""
-        return purecall(self, *(args if isinstance(args, tuple) else (args,)))
+        try:
+            return purecall(self, *(args if isinstance(args, tuple) else (args,)))
+        except Exception as error:
+            hide_frames(error)
+            raise
 
     def __or__(self, other: object) -> Self:
         """``a | b``: the tree of ``a`` with the arrays that ``b`` has."""

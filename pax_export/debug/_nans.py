@@ -7,12 +7,9 @@ operation.
 from __future__ import annotations
 
 import functools
-import inspect
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, overload
 
 import jax
@@ -31,6 +28,7 @@ from pax_export._foundations.jaxpr import (
     called_program,
     interpret,
     is_literal,
+    line_now,
     line_of,
 )
 from pax_export._foundations.types import Equation, PyTree, TracedProgram
@@ -168,7 +166,7 @@ def _error_of(call: _FunctionCall) -> Exception:
     for path, leaf in named_leaves(call.arguments(call.data)):
         if _is_data(leaf) and is_bad(jnp.asarray(leaf)):
             return argument_error(leaf, path.partition(".")[2])
-    return operation_error(with_labels(call.traced), call.data)
+    return operation_error(with_labels(call.traced), call.data, line_now())
 
 
 def _is_data(leaf: object) -> bool:
@@ -225,10 +223,10 @@ def _judge_operation(
         return  # unchanged infinities, such as those of a mask
     error = _of_the_function(explain) if operation.name in _JITS else None
     if error is None and given:
-        error = argument_error(given[0], _users_line())
+        error = argument_error(given[0], line_now())
     if error is None:
         program = jax.make_jaxpr(lambda *values: operation.bind(*values, **params))(*operands)
-        error = operation_error(program, operands, _users_line(), path_of_call())
+        error = operation_error(program, operands, line_now(), path_of_call())
     raise error
 
 
@@ -241,14 +239,6 @@ def _of_the_function(explain: Explain) -> Exception | None:
         return explain(*call)
     except Exception:  # such as static arguments, or a function with side effects
         return None
-
-
-def _users_line() -> str:
-    """The line of the user's code that runs now, as jax writes it."""
-    above = (str(Path(jax.__file__).parent), __file__, inspect.getfile(jitted_call))
-    frames = reversed(traceback.extract_stack())
-    frame = next((each for each in frames if not each.filename.startswith(above)), None)
-    return f"{frame.filename}:{frame.lineno} ({frame.name})" if frame else ""
 
 
 def _has_nan(value: PyTree) -> bool:
@@ -266,6 +256,7 @@ _ADVICE = {
     "exp": "jax.nn.softmax or jax.nn.logsumexp, which subtract the largest first",
     "pow": "a base above zero where the exponent is no integer",
     "dot_general": "smaller numbers, or a dtype with a larger range",
+    "convert_element_type": "smaller numbers, or bfloat16, which has the range of float32",
 }
 
 

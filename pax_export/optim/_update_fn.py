@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
+import warnings
 from collections.abc import Callable
 from typing import Any
 
-from pax_export._foundations.errors import InvalidArgumentTypeError
+import jax
+
+from pax_export._foundations.errors import InvalidArgumentTypeError, UnchangedStateWarning
+from pax_export._foundations.tracebacks import hide_frames
 from pax_export._foundations.types import PyTree
-from pax_export.core import Module, assert_structure_equal, rebuild_tree
+from pax_export.core import (
+    Module,
+    assert_structure_equal,
+    declared_in,
+    named_modules,
+    rebuild_tree,
+)
 from pax_export.optim._apply import apply_gradients, conjugates, require_model_and_optimizer
 from pax_export.optim._optax import OptaxOptimizer
 from pax_export.transforms import describe_result, value_and_grad
@@ -58,17 +70,24 @@ def build_update_fn(loss_fn: Callable[..., Any], *, scan_mode: bool = False) -> 
     def of_immutable(model: PyTree, *inputs: PyTree) -> Any:
         # The gradient's copy of a model is mutable; but what is changed and
         # not returned would be lost, so here it is an error.
-        returned = loss_fn(rebuild_tree(model), *inputs)
+        given = rebuild_tree(model)
+        returned = loss_fn(given, *inputs)
         if not isinstance(returned, (tuple, list)) or len(returned) != 2:
             raise _no_model(describe_result(returned))
+        _, updated = _aux_and_model(returned[1])
+        unchanged.append(_keeps_state(given, updated))
         return returned
 
+    unchanged: list[bool] = []
     grad_fn = value_and_grad(of_immutable, has_aux=True)
 
     def update(model: PyTree, optimizer: PyTree, *inputs: PyTree) -> tuple[Any, Any, Any]:
         require_model_and_optimizer(model, optimizer)
-        (loss, returned), grads = grad_fn(model, *inputs)
-        aux, updated = _aux_and_model(returned)
+        try:
+            (loss, (aux, updated)), grads = grad_fn(model, *inputs)
+        except Exception as error:
+            hide_frames(error)
+            raise
         assert_structure_equal(model, updated)
 
         def value_fn(params: PyTree) -> Any:
@@ -78,6 +97,8 @@ def build_update_fn(loss_fn: Callable[..., Any], *, scan_mode: bool = False) -> 
         if isinstance(optimizer, OptaxOptimizer):
             extra = {"value": loss, "grad": conjugates(grads), "value_fn": value_fn}
         updated, optimizer = apply_gradients(updated, optimizer, grads, **extra)
+        if unchanged.pop():
+            warnings.warn(_unchanged_state(model), stacklevel=2)
         return updated, optimizer, aux
 
     def scan_update(model_and_optimizer: PyTree, *inputs: Any) -> tuple[Any, Any]:
@@ -85,6 +106,31 @@ def build_update_fn(loss_fn: Callable[..., Any], *, scan_mode: bool = False) -> 
         return (model, optimizer), aux
 
     return scan_update if scan_mode else update
+
+
+def _keeps_state(model: Module, returned: Module) -> bool:
+    before, after = _changing_arrays(model), _changing_arrays(returned)
+    return bool(before) and len(before) == len(after) and all(map(operator.is_, before, after))
+
+
+def _unchanged_state(model: Module) -> UnchangedStateWarning:
+    if not model.training:
+        return UnchangedStateWarning(
+            "A net in eval mode is trained: it drops nothing, and its averages stay.",
+            write="net.train(), or net.at(pax.BatchNorm2D).eval() for a part of it",
+        )
+    return UnchangedStateWarning(
+        "The loss function returns the net from before the call, with its averages and keys.",
+        write="net, y = net % x; ...; return loss, (aux, net)",
+    )
+
+
+def _changing_arrays(model: Module) -> list[Any]:
+    """The averages and keys that a call in train mode replaces."""
+    layers = [x for _, x in named_modules(model) if callable(x) and x.training == model.training]
+    declared = itertools.chain.from_iterable(declared_in(layer).values() for layer in layers)
+    found = [each.array for each in declared if each.declared.role in ("average", "key")]
+    return jax.tree_util.tree_leaves(found)
 
 
 def _aux_and_model(returned: object) -> tuple[Any, Any]:

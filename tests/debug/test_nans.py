@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+
 import jax
 import jax.numpy as jnp
+import jmp
 import numpy as np
 import optax
 import pytest
@@ -37,6 +40,13 @@ def raised(function, *args):
     with pytest.raises(pax.errors.NonFiniteError) as caught:
         pax.debug.nans(function)(*args)
     return caught.value
+
+
+def test_a_cast_by_a_policy_names_the_line_that_calls_the_layer():
+    half = jmp.get_policy("params=float32,compute=float16,output=float16")
+    layer, line = pax.apply_mp_policy(pax.Linear(3, 3), half), sys._getframe().f_lineno + 1
+    error = raised(lambda x: layer(x), 1e6 * X)
+    assert f"test_nans.py:{line}" in error.where and "bfloat16" in error.write
 
 
 def test_finite_results_are_unchanged():

@@ -158,3 +158,39 @@ def test_complex_gradients_under_a_loss_scale():
     new, _, scale = pax.optim.apply_scaled_gradients(net, optimizer, scale, grads)
     assert_close(new(), 0.64 * net(), rtol=1e-5)
     assert float(scale.loss_scale) == 2.0**15
+
+
+def with_averages():
+    return pax.Sequential(pax.Linear(2, 3), pax.BatchNorm1D(3), pax.Linear(3, 1))
+
+
+def returns_the_old_net(net, x):
+    _, y = net % x
+    return y.sum(), (y.sum(), net)
+
+
+def sums(net, x):
+    net, y = net % x
+    return y.sum(), (y.sum(), net)
+
+
+@pytest.mark.parametrize(
+    ("net", "loss", "words"),
+    [
+        (with_averages(), returns_the_old_net, "averages"),
+        (pax.Sequential(pax.Linear(2, 3), pax.Dropout(0.5)), returns_the_old_net, "keys"),
+        (with_averages().eval(), sums, "eval mode"),
+    ],
+)
+def test_steps_that_leave_the_state_as_it_is_warn(net, loss, words):
+    optimizer = pax.optim.from_optax(optax.sgd(0.1))(net.parameters())
+    with pytest.warns(pax.errors.UnchangedStateWarning, match=words):
+        jax.eval_shape(pax.build_update_fn(loss), net, optimizer, jnp.ones((2, 4, 2)))
+
+
+@pytest.mark.filterwarnings("error")
+def test_steps_that_change_it_or_have_none_are_silent():
+    parts = with_averages().at(pax.BatchNorm1D).eval()
+    for net in (with_averages(), parts, pax.Linear(2, 3).eval()):
+        optimizer = pax.optim.from_optax(optax.sgd(0.1))(net.parameters())
+        jax.eval_shape(pax.build_update_fn(sums), net, optimizer, jnp.ones((2, 4, 2)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -32,7 +31,6 @@ def watch_operations(heard: Heard) -> Iterator[None]:
     A jitted function is one operation. Tracing, and computations of ``heard``, are excluded.
     """
     plain, entered = private(_CURRENT), private(_SET)
-    _hide_module(__file__, inspect.getfile(heard))
     if plain is None or entered is None:
         say_less(_CURRENT if plain is None else _SET)
         with jax.debug_nans(True):
@@ -51,15 +49,6 @@ def watch_operations(heard: Heard) -> Iterator[None]:
 
     with entered(Watching()):
         yield
-
-
-@functools.cache
-def _hide_module(*files: str) -> None:
-    """So that the lines of operations are those of the user."""
-    from jax.extend import source_info_util
-
-    for file in files:
-        source_info_util.register_exclusion(file)
 
 
 def _without_donation(params: dict[str, Any]) -> dict[str, Any]:

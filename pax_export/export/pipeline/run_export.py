@@ -24,6 +24,7 @@ from pax_export._foundations.errors import (
     a_few,
 )
 from pax_export._foundations.optional import find, install, is_installed
+from pax_export._foundations.tracebacks import hide_frames
 from pax_export.core import Module, label_modules, named_modules, traced_anew
 from pax_export.export.artifact.report import Report, is_tested
 from pax_export.export.pipeline.arguments import Request, check_choice, check_state
@@ -76,8 +77,10 @@ def run_export(exporter: FormatExporter, request: Request) -> Report:
         exporter.find(request)
         try:
             return _Export(exporter, request, run).write()
-        except PaxError as error:
-            name_modules(error, exporter, request)
+        except Exception as error:
+            if isinstance(error, PaxError):
+                name_modules(error, exporter, request)
+            hide_frames(error)
             raise
 
 

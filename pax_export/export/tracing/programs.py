@@ -25,6 +25,7 @@ from pax_export._foundations.jaxpr import (
     jaxpr_operations,
     jaxpr_sizes,
 )
+from pax_export._foundations.tracebacks import all_frames
 from pax_export._foundations.types import Equation, PyTree, TracedProgram
 from pax_export.checkpoint import StoredArray
 from pax_export.export.artifact import dimensions
@@ -191,7 +192,7 @@ def trace_one(model: Exportable, method: ModelMethod, inputs: Inputs) -> Program
     _check_sizes(inputs)
     stored = [dtypes.stored(struct) for struct in structs]
     arrays = [*(each.value for each in model.leaves), *inputs.flat]
-    with symbolic_errors(run, structs, inputs):
+    with all_frames(), symbolic_errors(run, structs, inputs):
         while True:
             try:  # jax keeps the trace of `run` itself
                 traced = trace(lambda operands: run(operands), stored)

@@ -17,8 +17,6 @@ from pax_export.export.tracing import exportable
 
 _OURS = str(Path(__file__).parents[2])
 _LIBRARY = Path(traceback.__file__).parent
-#: Files whose lines are no part of a model.
-_EXPORTER = tuple(f"{_OURS}/{name}/" for name in ("_foundations", "export"))
 Error = TypeVar("Error", bound=PaxError)
 Line = tuple[str, int, str]  # file, number, function
 #: An operation as a chain of equations; each calls the next.
@@ -81,9 +79,9 @@ def module_path(equations: Chain) -> str:
 
 
 def source_text(equations: Chain) -> str:
-    """``_linear.py:80 (Linear.__call__), from model.py:12 (forward)``: operation, and user."""
+    """``nnx/linear.py:80 (Linear.__call__), from model.py:12 (forward)``: operation, and user."""
     lines = (line_of(each) for each in reversed(equations))
-    made = next((x.rsplit("/", 1)[-1] for x in lines if x and not x.startswith(_EXPORTER)), "")
+    made = next((x.rsplit("/", 1)[-1] for x in lines if x), "")
     user = users_line(equations) or (None if made else _callers_line())
     text = f"{Path(user[0]).name}:{user[1]}" if user else ""
     if not text or made.startswith(f"{text}:") or made.split(" ")[0] == text:

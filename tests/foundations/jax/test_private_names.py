@@ -18,7 +18,6 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 #: Parts of other packages that are public, and that they do not promise for ever, by the file.
 UNPROMISED = {
-    "_foundations/jax/_watched.py": {"jax.extend.source_info_util"},
     "_foundations/types.py": {"jax.extend.core"},
     "_foundations/jaxpr.py": {"jax.extend.source_info_util"},
     "precision/quantized/_operations.py": {"jax.interpreters.ad", "jax.interpreters.batching"},
