@@ -133,9 +133,11 @@ if not TYPE_CHECKING:  # they take the names above, and would believe in any nam
             return ""  # names that Python and notebooks look up
         if name == "Parameter":
             return "; a parameter is an array that a pax.ParameterModule has as an attribute"
-        activations = {n.replace("_", ""): n for n in vars(sys.modules.get("jax.nn", sys))}
-        if function := activations.get(name.lower().replace("_", "")):
-            return f"; functions are layers, too: jax.nn.{function}"
+        activations = sys.modules.get("jax.nn")
+        for each in dir(activations):
+            is_alike = each.replace("_", "") == name.lower().replace("_", "")
+            if is_alike and callable(getattr(activations, each)):
+                return f"; functions are layers, too: jax.nn.{each}"
         homes = []
         for room in sorted(_PUBLIC_ROOMS):
             try:
