@@ -164,11 +164,11 @@ class ProgramContents(Contents):
 
 
 def portable_program(
-    program: Program, store: Store, options: PassOptions | None
+    program: Program, store: Store, options: PassOptions | None, updates: bool = False
 ) -> PortableProgram:
     """Returns a program after the passes of `portable`, or as it was traced for None.
 
-    Its weights have the names in the store.
+    Its weights have the names in the store; with `updates`, changed leaves are results, too.
     """
     traced = program.traced
     count = len(traced.structs) - len(program.inputs.flat)
@@ -176,8 +176,9 @@ def portable_program(
     leaves = [Weight(each.name, each.value) for each in variables]
     if options is None:
         return PortableProgram(traced.program, tuple(leaves))
+    results = None if updates else len(program.output_names)
     names = {id(v): store.variables[store.of_constant(v)].name for v in traced.constants}
-    return optimized(traced.program, leaves, names, options, len(program.output_names))
+    return optimized(traced.program, leaves, names, options, results)
 
 
 def store_of(model: Exportable, programs: Sequence[Program]) -> Store:

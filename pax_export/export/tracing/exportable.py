@@ -229,6 +229,37 @@ def leaf_struct(value: PyTree, name: str) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(value.shape, value.dtype, weak_type=weak)
 
 
+def with_train_mode(chosen: Exportable, model: PyTree, key: str, function: Any) -> Exportable:
+    """Adds the first method in train mode, or a function that calls the model so."""
+    owner, _ = unbind(model)
+    (method, *_) = chosen.methods
+    if callable(function):
+        (method,) = make_exportable(model, {key: function}).methods
+    elif not chosen.is_module:
+        raise InvalidArgumentError(
+            "How a model of another library is called in train mode is not known.",
+            got=f"train={function!r}",
+            write="train=lambda model, x: ..., which calls it in train mode",
+        )
+    run = method.call
+    if chosen.is_module:
+        training = jax.tree_util.tree_structure(owner if owner.training else owner.train())
+
+        def run(tree: PyTree, *args: PyTree, **kwargs: PyTree) -> tuple[Any, Any]:
+            given = jax.tree_util.tree_unflatten(training, jax.tree_util.tree_leaves(tree))
+            output, after = method.call(given, *args, **kwargs)
+            return output, enable_eval_mode(after)
+
+    return replace(
+        chosen, methods=(*chosen.methods, replace(method, call=run, key=key, trains=True))
+    )
+
+
+def is_training(model: PyTree) -> bool:
+    """Whether a model is in train mode; one of another library, whose modes are unknown, is."""
+    return bool(getattr(unbind(model)[0], "training", True))
+
+
 def with_step(
     chosen: Exportable, model: PyTree, key: str, step: Callable, optimizer: PyTree
 ) -> Exportable:

@@ -208,9 +208,11 @@ class SignatureCases:
         """Makes a call; None if jax refuses it: a model traced for any size may raise anything."""
         try:
             return step.make()
-        except PaxError:
-            raise
-        except Exception as error:  # the report lists it under `left_out`
+        except Exception as error:
+            # Our layers refuse sizes by this class; the others are about the export.
+            if isinstance(error, PaxError) and not isinstance(error, InvalidArgumentError):
+                raise
+            # The report lists it under `left_out`.
             self._refused = error
             budget.left_out.append(f"{step.what}, which jax refuses: {named_line(error)}")
             return None

@@ -22,7 +22,8 @@ from pax_export.export.validation.validate import Case
 class GradientCases(ProgramCases):
     """The calls of a program, one of them with gradients."""
 
-    def __init__(self, program: Program, store: Store, examples: Sequence[Any], trainable: bool):
+    def __init__(self, program: Program, store: Store, examples: Sequence[Any], trainable: bool,
+                 changes: Sequence[str] = ()):  # fmt: skip
         leaves = [store.variables[place].value for place in store.of_leaf]
         super().__init__(program, leaves, examples)
         count = len(leaves)
@@ -34,6 +35,11 @@ class GradientCases(ProgramCases):
         self._names = [*names, *(each.name for each in program.inputs.flat)]
         self._of = [i for i, each in enumerate(program.outputs) if dtypes.is_floating(each.dtype)]
         self._count = count
+        self._changes = [f"state:{each}" for each in changes]
+
+    def named_results(self, results: Sequence[Any]) -> Arrays:
+        names = [*self.output_names, *self._changes]
+        return dict(zip(names, map(np.asarray, results)))
 
     def gradient_steps(self, case: Case) -> Iterator[CaseStep]:
         if self._wrt and self._of:

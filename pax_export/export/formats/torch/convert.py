@@ -42,7 +42,12 @@ _WRITE = "the same in other operations of jax.numpy and jax.lax"
 
 
 def make_module(
-    name: str, programs: Sequence[Program], store: Store, trainable: bool, live: bool
+    name: str,
+    programs: Sequence[Program],
+    store: Store,
+    trainable: bool,
+    live: bool,
+    changes: Mapping[str, Sequence[str]],
 ) -> tuple[TorchModule, dict[str, tuple[str, ...]]]:
     """The module of a model with a method for each program, and notes for the report by key."""
     module = TorchModule.of_name(name)
@@ -53,8 +58,8 @@ def make_module(
             rewritten, own = with_own_rules(program.traced.program)
             traced = dataclasses.replace(program.traced, program=rewritten)
             program = dataclasses.replace(program, traced=traced)
-        writer = _Writer(module, program, store, own, live)
-        read = partial(portable_program, program, store)
+        writer = _Writer(module, program, store, own, live, changes[program.key])
+        read = partial(portable_program, program, store, updates=bool(changes[program.key]))
         method, portable = written_fast(read, PassOptions(fold=not trainable), writer.write_method)
         module.add_method(method)
         notes[program.key] = portable.notes
@@ -76,7 +81,9 @@ class _Writer:
         store: Store,
         own: Sequence[OwnRule],
         live: bool,
+        changes: Sequence[str],
     ):
+        self._changes = changes
         self._module, self._program, self._store = module, program, store
         self._variables = {each.name: each for each in store.variables}
         self._constants: dict[int, TorchValue] = {}
@@ -119,7 +126,11 @@ class _Writer:
                 made = _nested(
                     program.output_structure, lambda name: self._given(outputs[name], results[name])
                 )
-                frame.graph.output(made)
+                changed = zip(found[len(outputs) :], program.traced.results[len(outputs) :])
+                state = [self._given(*each) for each in changed]
+                frame.graph.output((made, tuple(state)) if self._changes else made)
+                for name in self._changes:
+                    self._add(name)
                 prune_graph(frame.graph)
                 self._join(frame.graph, dict(zip(held, places)))
                 keep = []
@@ -128,7 +139,10 @@ class _Writer:
                         keep.append(place)
                     else:
                         frame.graph.erase_node(node)
-                return TorchMethod(program.key, frame.graph, tuple(keep), tuple(names.values()))
+                return TorchMethod(
+                    program.key, frame.graph, tuple(keep), tuple(names.values()),
+                    tuple(self._changes), program.trains,
+                )  # fmt: skip
         except NotInTargetError as error:
             raise UnsupportedOperationError(
                 f"torch cannot express {error}.", where=program.key, write=_WRITE
@@ -181,6 +195,13 @@ class _Writer:
             trainable=is_own and variable.trainable,
         )
         return name
+
+    def _add(self, name: str) -> None:
+        variable = self._variables[name]
+        self._module.add_array(
+            name, lambda: from_numpy(np.asarray(variable.value)), variable.parameter,
+            variable.trainable,
+        )  # fmt: skip
 
     def _weight(self, node: Any, weight: Any) -> list[TorchValue]:
         builder = self._builder

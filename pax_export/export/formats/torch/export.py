@@ -7,8 +7,9 @@ from __future__ import annotations
 import importlib
 import os
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
@@ -34,8 +35,19 @@ from pax_export.export.pipeline.arguments import (
 from pax_export.export.pipeline.export_run import ExportRun
 from pax_export.export.pipeline.format_exporter import FormatExporter, ProgramContents
 from pax_export.export.pipeline.run_export import name_modules, run_export
-from pax_export.export.tracing.exportable import Exportable, mark_trainable
-from pax_export.export.tracing.programs import Program, refuse_changes
+from pax_export.export.tracing.exportable import (
+    Exportable,
+    is_training,
+    make_exportable,
+    mark_trainable,
+    with_train_mode,
+)
+from pax_export.export.tracing.programs import (
+    Program,
+    check_updates,
+    refuse_changes,
+    trace_all,
+)
 from pax_export.export.validation.budget import Budget
 from pax_export.export.validation.cases import cases_in_turns
 from pax_export.export.validation.validate import Case
@@ -46,6 +58,8 @@ if TYPE_CHECKING:
 
 #: torch before this has no archive of several programs.
 _OLDEST = (2, 8)
+#: The key of the program in train mode.
+TRAIN = "train mode"
 
 
 @takes_options
@@ -89,7 +103,8 @@ def to_torch(
         ...         report = to_torch(double, folder + "/double.pt2", spec("batch, 3"))
     """
     request = Request(model, path, inputs, **options)
-    return run_export(TorchExporter(trainable, request.calls(request.keys)), request)
+    exporter = TorchExporter(trainable, request.calls(request.keys), state=request.state)
+    return run_export(exporter, request)
 
 
 def as_torch(
@@ -99,9 +114,10 @@ def as_torch(
     kwargs: Mapping[str, Any] | None = None,
     methods: Mapping[str, Any] | None = None,
     constraints: Sequence[str] = (),
-    state: Literal["frozen", "keep"] = "frozen",
+    state: Literal["frozen", "update", "keep"] = "frozen",
     outputs: Literal["float32", "model"] = "float32",
     trainable: Any = True,
+    train: bool | Callable[..., Any] = False,
     validate: bool | Literal["full"] = True,
     examples: Any = None,
 ) -> torch.nn.Module:
@@ -120,6 +136,10 @@ def as_torch(
         state: as for `to_torch`.
         outputs: as for `to_torch`.
         trainable: as for `to_torch`.
+        train: whether the module has a train mode, which ``module.train()`` and ``module.eval()``
+            switch: in it, ``forward`` is the model in train mode, and assigns its state (averages
+            of BatchNorm, keys of dropout).  For a model of another library, a function that calls
+            it in train mode, as those of `methods`.
         validate: call the module at several sizes and compare outputs and gradients with jax.
         examples: as for `to_torch`.
 
@@ -132,29 +152,29 @@ def as_torch(
         ...     net = pax.export.as_torch(pax.Linear(3, 2), pax.export.spec("batch, 3"))
         ...     assert sorted(net.state_dict()) == ["bias", "weight"]
     """
-    check_state(state)
+    check_state(state, updates=True)
     check_choice("validate", validate, (True, False, "full"))
     request = Request(
         model, "", inputs, kwargs=kwargs, methods=methods, constraints=constraints, state=state,
         outputs=outputs, validate=validate, examples=examples,
     )  # fmt: skip
-    exporter = TorchExporter(trainable, request.calls(request.keys), live=True)
+    exporter = TorchExporter(trainable, request.calls(request.keys), True, state, train)
     exporter.find(request)
     try:
         exportable, programs = exporter.trace(request)
-        refuse_changes(exportable, programs, state, updates=False)
+        refuse_changes(exportable, programs, state, updates=True)
         contents = exporter.lower(exportable, programs, request)
         module, _ = contents.make_module()
         if validate:
             budget = Budget(probes="all" if validate == "full" else "few")
-            modules = {each.key: getattr(module, each.key, module) for each in programs}
+            modules = {each.key: partial(module._run, each.key) for each in programs}
             told = contents.nested_methods()
 
             def run_here(_: str, cases: Any) -> list[Any]:
                 return run_modules(_Named(modules, module), told, cases)
 
             validated_calls(TORCH, Path(), contents.cases(budget), False, 1.0, run_here)
-        return module
+        return module.train(is_training(model)) if train else module
     except PaxError as error:
         name_modules(error, exporter, request)
         raise
@@ -170,6 +190,7 @@ class _Named(dict):
 class _MethodCall:
     def __init__(self, function: Any, module: Any):
         self._function, self.named_parameters = function, module.named_parameters
+        self.named_buffers = module.named_buffers
 
     def __call__(self, *arguments: Any) -> Any:
         return self._function(*arguments)
@@ -179,10 +200,13 @@ class _MethodCall:
 class TorchExporter(FormatExporter):
     format = TORCH
     one_by_one = True
+    updates_state = True
 
     trainable: Any
     examples: Mapping[str, Sequence[Any]]
     live: bool = False
+    state: str = "frozen"
+    train: Any = False
 
     def find(self, request: Request) -> None:
         find("torch", "torch", "as_torch" if self.live else "to_torch")
@@ -194,6 +218,17 @@ class TorchExporter(FormatExporter):
             raise MissingPackageError(
                 f"to_torch needs torch {oldest} or newer.", got=found, write=install("torch")
             )
+
+    def trace(self, request: Request) -> tuple[Exportable, Sequence[Program]]:
+        if not self.train:
+            return super().trace(request)
+        model = make_exportable(request.model, request.methods, request.outputs)
+        first, several = model.methods[0].key, request.methods is not None
+        model = with_train_mode(model, request.model, TRAIN, self.train)
+        given = request.inputs[first] if several else request.inputs
+        return model, trace_all(
+            model, request.inputs, request.kwargs, request.constraints, several, given
+        )
 
     def lower(
         self, model: Exportable, programs: Sequence[Program], request: Request
@@ -209,19 +244,29 @@ class TorchExporter(FormatExporter):
         names = module.array_names([each.name for each in store.variables])
         for variable, name in zip(store.variables, names):
             variable.name = name
+        changes = {}
+        for each in programs:
+            is_assigned = self.state == "update" or each.trains
+            places = each.changed if is_assigned else ()
+            if places:
+                check_updates(each, model.leaves)
+            changes[each.key] = [store.variables[store.of_leaf[at]].name for at in places]
         infos = store.infos()
-        return TorchContents(model.name, infos, programs, store, self.examples, trains, self.live)
+        return TorchContents(
+            model.name, infos, programs, store, self.examples, trains, self.live, changes
+        )
 
 
 @dataclass(frozen=True)
 class TorchContents(ProgramContents):
     trainable: bool
     live: bool
-    notes: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    changes: Mapping[str, Sequence[str]]  # the arrays that a call assigns, by signature
 
     def make_module(self) -> tuple[Any, dict[str, tuple[str, ...]]]:
         convert = importlib.import_module("pax_export.export.formats.torch.convert")
-        return convert.make_module(self.name, self.programs, self.store, self.trainable, self.live)
+        return convert.make_module(self.name, self.programs, self.store, self.trainable, self.live,
+                                   self.changes)  # fmt: skip
 
     def nested_methods(self) -> dict[str, Any]:
         """How arguments and outputs of each method are nested; the first is the archive's own."""
@@ -231,6 +276,7 @@ class TorchContents(ProgramContents):
                 "program": "model" if each.key == first else each.key,
                 "arguments": _arguments(each.inputs.structure()),
                 "result": each.output_structure,
+                "changes": list(self.changes[each.key]),
             }
             for each in self.programs
         }
@@ -243,7 +289,13 @@ class TorchContents(ProgramContents):
 
     def cases(self, budget: Budget) -> Iterator[Case]:
         given = (
-            GradientCases(each, self.store, self.examples.get(each.key, ()), self.trainable)
+            GradientCases(
+                each,
+                self.store,
+                self.examples.get(each.key, ()),
+                self.trainable,
+                self.changes[each.key],
+            )
             for each in self.programs
         )
         return cases_in_turns(given, budget)

@@ -80,7 +80,7 @@ class Joiner:
 
     def _axis(self, vector: Any, shape: Sequence[Any]) -> int | None:
         """The axis along which an array of weights lies."""
-        known = self._vectors.get(vector) if isinstance(vector, torch.fx.Node) else None
+        known: Any = self._vectors.get(vector) if isinstance(vector, torch.fx.Node) else None
         if not isinstance(known, torch.Tensor) or known.ndim > len(shape):
             return None
         if known.dtype not in (torch.float32, torch.float64):
@@ -162,13 +162,14 @@ class Joiner:
         function = torch.zeros_like if value == 0 else torch.ones_like
         return self._call(node, function, line.scale)
 
-    def _call_big(self, before: Any, function: Callable, *arguments: Any) -> Any:
+    def _call_big(self, before: Any, function: Any, *arguments: Any) -> Any:
         with self._graph.inserting_before(before):
             return self._graph.call_function(function, arguments)
 
     def _with_bias(self, node: Any, line: _Line) -> Any:
         """A product or convolution that adds the vector itself."""
-        x, reshape = line.x, None
+        x: Any = line.x
+        reshape: Any = None
         if x.op == "call_method" and x.target == "reshape" and x.args[0].target is torch.mm:
             x, reshape = x.args[0], x
         is_product = x.target is torch.mm and line.axis == len(node.meta["shape"]) - 1

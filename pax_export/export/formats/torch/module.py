@@ -8,7 +8,7 @@ import keyword
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -23,6 +23,16 @@ class TorchMethod:
     graph: torch.fx.Graph
     arrays: tuple[str, ...]
     arguments: tuple[str, ...]
+    changes: tuple[str, ...] = ()  # arrays that a call assigns: the second result of the graph
+    trains: bool = False  # whether it is called in train mode
+
+
+class _Method(NamedTuple):
+    function: Callable
+    places: list[tuple[Any, str]]
+    changes: list[tuple[Any, str]]
+    code: str
+    call: Callable
 
 
 class TorchPart(torch.nn.Module):
@@ -46,7 +56,8 @@ class TorchModule(TorchPart):
 
     def __init__(self) -> None:
         super().__init__()
-        self._methods: dict[str, tuple[Callable, list[tuple[Any, str]], str, Callable]] = {}
+        self._methods: dict[str, _Method] = {}
+        self._in_train_mode: str | None = None  # the method that replaces the first one
 
     @staticmethod
     def of_name(name: str) -> TorchModule:
@@ -95,25 +106,45 @@ class TorchModule(TorchPart):
         scope = dict(code.globals)
         exec(compile(code.src, f"<{type(self).__name__}.{method.key}>", "exec"), scope)
         function = scope["forward"]
-        places = [self._owner(name) for name in method.arrays]
+        places, changes = (
+            [self._owner(name) for name in names] for names in (method.arrays, method.changes)
+        )
         names = ", ".join(method.arguments)
         source = f"def call(self, {names}):\n    return self._call({method.key!r}, {names})\n"
         exec(source, scope)
-        self._methods[method.key] = function, places, code.src, scope["call"]
-        if len(self._methods) == 1:
+        self._methods[method.key] = _Method(function, places, changes, code.src, scope["call"])
+        if method.trains:
+            self._in_train_mode = method.key
+        elif type(self).forward is torch.nn.Module.forward:
             type(self).forward = scope["call"]
-        if not hasattr(self, method.key):
+        if not (method.trains or hasattr(self, method.key)):
             setattr(type(self), method.key, scope["call"])
 
     def _call(self, key: str, *arguments: Any) -> Any:
-        function, places, *_ = self._methods[key]
-        return function(self, *(getattr(owner, name) for owner, name in places), *arguments)
+        if self.training and self._in_train_mode and key == next(iter(self._methods)):
+            key = self._in_train_mode
+        return self._run(key, *arguments)
+
+    def _run(self, key: str, *arguments: Any) -> Any:
+        method = self._methods[key]
+        # What is assigned is read as a copy: autograd may need the old numbers.
+        arrays = (
+            getattr(*place).clone() if place in method.changes else getattr(*place)
+            for place in method.places
+        )
+        found = method.function(self, *arrays, *arguments)
+        if not method.changes:
+            return found
+        output, state = found
+        for place, new in zip(method.changes, state):
+            getattr(*place).detach().copy_(new.detach())
+        return output
 
     @contextmanager
     def as_forward(self, key: str) -> Iterator[None]:
         """A block in which calls of the module are calls of this method."""
         before = type(self).forward
-        type(self).forward = self._methods[key][3]
+        type(self).forward = self._methods[key].call
         try:
             yield
         finally:
@@ -121,7 +152,7 @@ class TorchModule(TorchPart):
 
     def code(self, key: str | None = None) -> str:
         """The Python code of a method, in calls of torch."""
-        return self._methods[key or next(iter(self._methods))][2]
+        return self._methods[key or next(iter(self._methods))].code
 
 
 def array_names(names: Sequence[str]) -> list[str]:
@@ -147,7 +178,7 @@ def _free(name: str) -> str:
 
 
 #: Attributes of instances of `torch.nn.Module`, and of ours.
-_RESERVED = (*vars(torch.nn.Module()), "_methods")
+_RESERVED = (*vars(torch.nn.Module()), "_methods", "_in_train_mode")
 
 
 def argument_names(structure: Mapping[str, Any]) -> dict[str, str]:

@@ -95,11 +95,19 @@ def run(file: str, cases: Iterable[Mapping[str, Any]]) -> list[Arrays]:
 def run_modules(
     modules: Mapping[str, Any], methods: Mapping[str, Any], cases: Iterable[Mapping[str, Any]]
 ) -> list[Arrays]:
-    return [
-        call(modules[key], methods[key], case["inputs"], case.get("cotangents"))
-        for case in cases
-        for key in [case["signature"]]
-    ]
+    return [_try(modules[key], methods[key], case) for case in cases for key in [case["signature"]]]
+
+
+def _try(module: Any, told: Mapping[str, Any], case: Mapping[str, Any]) -> Arrays:
+    """Makes one call; what it assigns is among the results, and is undone."""
+    arrays = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    state = {name: arrays[name] for name in told["changes"]}
+    before = {name: each.detach().clone() for name, each in state.items()}
+    results = call(module, told, case["inputs"], case.get("cotangents"))
+    for name, array in state.items():
+        results[f"state:{name}"] = to_numpy(array.clone())
+        array.detach().copy_(before[name])
+    return results
 
 
 def _rebuild(structure: Mapping[str, Any], leaf: Callable[[str], Any]) -> Any:

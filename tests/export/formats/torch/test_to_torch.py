@@ -158,6 +158,75 @@ def test_a_derivative_of_its_own_is_kept(tmp_path):
 
 
 @with_torch
+def test_200_steps_of_adam_in_train_mode_give_the_losses_of_jax():
+    import optax
+    import torch
+
+    class Net(pax.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = pax.BatchNorm1D(8)
+            self.body = pax.Linear(3, 8, with_bias=False)  # Adam moves a bias of gradient 0
+            self.drop, self.head = pax.Dropout(0.1), pax.Linear(8, 2)
+
+        def __call__(self, x):
+            return self.head(self.drop(jax.nn.gelu(self.norm(self.body(x)))))
+
+    net, x, y = Net(), random(16, 3), random(16, 2) ** 2
+    module = as_torch(net, spec("batch, 3"), train=True)
+    assert module.training
+    optimizer = torch.optim.Adam(module.parameters(), 0.01)
+    theirs = []
+    for _ in range(200):
+        optimizer.zero_grad()
+        loss = ((module(torch.from_numpy(x)) - torch.from_numpy(y)) ** 2).mean()
+        loss.backward()
+        optimizer.step()
+        theirs.append(loss.item())
+
+    def loss_of(weights, net):
+        net, out = net.update_parameters(weights) % x
+        return ((out - y) ** 2).mean(), net
+
+    @jax.jit
+    def step(net, state):
+        (loss, net), slopes = jax.value_and_grad(loss_of, has_aux=True)(net.parameters(), net)
+        updates, state = adam.update(slopes, state)
+        return net.update_parameters(optax.apply_updates(net.parameters(), updates)), state, loss
+
+    adam, ours = optax.adam(0.01), []
+    state = adam.init(net.parameters())
+    for _ in range(200):
+        net, state, loss = step(net, state)
+        ours.append(float(loss))
+    assert_close(theirs, ours, rtol=1e-4)
+    given = torch.from_numpy(x)
+    assert_close(module.eval()(given).detach().numpy(), net.eval()(x), rtol=1e-3, atol=1e-4)
+
+
+@with_torch
+def test_state_is_updated_in_buffers(tmp_path):
+    import torch
+
+    class Counter(pax.Module):
+        def __init__(self):
+            super().__init__()
+            self.calls = jnp.zeros((), jnp.int32)
+
+        def __call__(self, x):
+            self.calls = self.calls + 1
+            return x * self.calls
+
+    module = as_torch(Counter(), spec("n"), state="update")
+    to_torch(Counter(), tmp_path / "net.pt2", spec("n"), state="update")
+    program, loaded = torch.export.load(tmp_path / "net.pt2").module(), load(tmp_path / "net.pt2")
+    assert [module(torch.ones(1)).item() for _ in range(3)] == [1, 2, 3]
+    assert [program(torch.ones(1)).item() for _ in range(3)] == [1, 2, 3]
+    assert [float(loaded(np.ones(1, np.float32))[0]) for _ in range(3)] == [1, 2, 3]
+    assert module.state_dict()["calls"].item() == 3
+
+
+@with_torch
 def test_methods_and_nested_arguments(tmp_path):
     net = pax.Linear(3, 2)
     methods = {"a": "__call__", "b": lambda net, x: {"y": net(x["x"]), "more": [x["n"] + 1]}}
