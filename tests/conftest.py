@@ -27,9 +27,10 @@ _LONGEST = (
 
 # Their exports are validated at two sizes of each dimension; the others are tests of validation.
 _TWO_SIZES = (
-    "tests/adapters/", "tests/export/formats/", "tests/export/lowering/", "tests/export/orbax/",
-    "tests/export/portable/", "tests/export/retargeting/", "tests/export/tracing/",
-    "tests/generation/", "tests/quantization/",
+    "tests/adapters/", "tests/docs/test_pages.py", "tests/export/formats/",
+    "tests/export/lowering/", "tests/export/orbax/", "tests/export/portable/",
+    "tests/export/retargeting/", "tests/export/tracing/", "tests/generation/",
+    "tests/quantization/",
 )  # fmt: skip
 
 

@@ -114,7 +114,6 @@ def stateful(folder):
     """Recurrent layers whose states, and seeds, are no weights."""
     x = RANDOM.normal(size=(1, 3, 8)).astype("f")
     for name, layer in {
-        "lstm": lambda: layers.LSTM(4, stateful=True),
         "rnn": lambda: layers.RNN(layers.GRUCell(4), stateful=True),
         "both": lambda: layers.Bidirectional(layers.LSTM(4, stateful=True)),
         "nested": lambda: keras.Sequential([layers.SimpleRNN(4, stateful=True)]),

@@ -37,15 +37,19 @@ for writer, name in {
     "to_tflite": "net.tflite",
 }.items():
     for overwrite in (False, True):
-        report = getattr(export, writer)(net, here / name, specs, overwrite=overwrite)
-        assert report.validated, report
+        report = getattr(export, writer)(
+            net, here / name, specs, overwrite=overwrite, validate=overwrite
+        )
+    assert report.validated, report
     loaded = export.load(here / name, trusted=True)
     same(jax.tree.leaves(loaded(x))[0])
     del loaded
 os.environ["PATH"] = ""  # without npm, folders for browsers name the packages that they need
 for overwrite in (False, True):
     export.to_web(net, here / "web", specs, overwrite=overwrite, validate=False)
-    export.to_onnx(net, here / "external.onnx", specs, overwrite=overwrite, external_data=True)
+    export.to_onnx(
+        net, here / "external.onnx", specs, overwrite=overwrite, external_data=True, validate=False
+    )
 
 for _ in range(2):
     pax.save_weights(net, here / "net.safetensors")

@@ -18,9 +18,6 @@ ROOT = Path(__file__).parents[3]
 NAMES = sorted({name.rpartition(".")[2] for name in (*PRIVATE, *PRIVATE_ATTRIBUTES)})
 #: Those whose absence the program notices.
 LESS = {"dce_jaxpr_consts"}
-#: One by one, a process each: all of them in long runs; else one that is read when jax is imported
-#: with us, without which PAX died.
-ONE_BY_ONE = NAMES if IN_LONG_RUNS else ["get_opaque_trace_state"]
 
 
 def started(program, *names):
@@ -36,8 +33,8 @@ def finished(process):
     return json.loads(out.splitlines()[-1])
 
 
-# Which name is hidden makes no difference between versions: the older jax skips this.
-@pytest.mark.parametrize("name", ONE_BY_ONE)
+@pytest.mark.skipif(not IN_LONG_RUNS, reason="`tox -e hard` runs it: a process for each name")
+@pytest.mark.parametrize("name", NAMES)
 def test_without_a_name_the_digits_net_trains_and_is_exported(name):
     require_all_but_little([name])
 
