@@ -186,14 +186,20 @@ def shape(sizes: Sequence[Size], chosen: Mapping[str, int]) -> tuple[int, ...]:
 
 def holds(constraint: str, sizes: Mapping[str, int]) -> bool:
     """Returns whether a constraint such as ``"mod(n, 2) == 0"`` holds, or has unknown sizes."""
-    sides, relations = _RELATION.split(constraint), _RELATION.findall(constraint)
-    if len(relations) != 1:
-        raise _parse_error(constraint)
-    left, right = sides
+    left, relation, right = sides(constraint)
     if not set(names(left) + names(right)) <= set(sizes):
         return True
     one, other = defined_value(left, sizes), defined_value(right, sizes)
-    return None not in (one, other) and _RELATIONS[relations[0]](one, other)
+    return None not in (one, other) and _RELATIONS[relation](one, other)
+
+
+def sides(constraint: str) -> tuple[str, str, str]:
+    """Returns the left side of a constraint, its relation, and the right side."""
+    relations = _RELATION.findall(constraint)
+    if len(relations) != 1:
+        raise _parse_error(constraint)
+    left, right = _RELATION.split(constraint)
+    return left, relations[0], right
 
 
 def constrained_names(constraint: str) -> tuple[str, ...]:

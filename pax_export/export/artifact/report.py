@@ -82,7 +82,8 @@ class SignatureInfo:
     module_bytes: int
     preprocess: tuple[ArrayInfo, ...] | None = None
     postprocess: tuple[ArrayInfo, ...] | None = None
-    vjp_order: int = 0  # how often it can be differentiated
+    vjp_order: int = 0  # how many derivatives are stored
+    differentiated_by: str = ""  # whose rules gradients are: "jax" or "TensorFlow"
     constraints: tuple[str, ...] = ()
     no_gradient: str = ""
     flops: int | str | None = None
@@ -92,6 +93,14 @@ class SignatureInfo:
     renamed: tuple[str, ...] = ()
     sizes: tuple[dict[str, int], ...] = ()
     constants: tuple[str, ...] = ()
+
+    @property
+    def gradients_text(self) -> str:
+        """By whose rules it is differentiated, and how often; empty if the report does not say."""
+        if self.differentiated_by == "TensorFlow":
+            return "gradients by TensorFlow itself, to any order"
+        often = " and their gradients" if self.vjp_order > 1 else ""
+        return f"gradients{often} by jax's rules" if self.differentiated_by else ""
 
 
 @dataclass(frozen=True)
@@ -218,6 +227,7 @@ class Report:
             few = [a_few(signature.constants, _FEW)] if signature.constants else []
             lines += (f"    constant {names}, whose values Python reads" for names in few)
             lines += (f"    where {text}" for text in signature.constraints)
+            lines += (f"    {text}" for text in [signature.gradients_text] if text)
             lines += (f"    {text}" for text in [signature.no_gradient] if text)
             few = signature.assigns if len(signature.assigns) <= _FEW else ()
             lines += (f"    sets {name}" for name in few)

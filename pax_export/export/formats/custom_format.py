@@ -166,7 +166,7 @@ def export_as(
         'here'
         >>> del sys.modules["arrays"]
     """
-    request = Request(model, path, inputs, **options)
+    request = Request.of(export_as, model, path, inputs, **options)
     return run_export(_CustomExporter(format, write, request.calls(request.keys)), request)
 
 

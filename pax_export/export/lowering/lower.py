@@ -173,6 +173,12 @@ class Signature:
         return tuple(each for each in (first, first and first.next) if each is not None)
 
     @property
+    def differentiated_by(self) -> str:
+        """Whose rules make its gradients, "jax" or "TensorFlow"; empty without gradients."""
+        by = "TensorFlow" if self.forward.lowered.differentiates else "jax"
+        return by if self.gradient else ""
+
+    @property
     def modules(self) -> list[Lowered]:
         """The function and its gradients."""
         return [call.lowered for call in (self.forward, *(each.call for each in self.gradients))]

@@ -96,6 +96,7 @@ class LoweredModel:
                 assigns=tuple(self.store.variables[place].name for place in signature.assigned),
                 differentiable=signature.gradient is not None,
                 vjp_order=len(signature.gradients),
+                differentiated_by=signature.differentiated_by,
                 no_gradient=signature.no_gradient,
                 stablehlo=compatibility.format_version(max(each.stablehlo for each in modules)),
                 module_bytes=sum(len(each.module) for each in modules),
@@ -174,15 +175,20 @@ def _initializer(store: Store, platforms: Sequence[str], lower: Lower) -> Call:
 
 
 def lower_signature(
-    model: Exportable, program: Program, store: Store, trainable: bool, platforms: Sequence[str]
+    model: Exportable,
+    program: Program,
+    store: Store,
+    trainable: bool,
+    platforms: Sequence[str],
+    lower: Lower = lower_traced,
 ) -> Signature:
     """Lowers one more program over variables that are laid out already.
 
     The arrays that it closes over are added to the store.
     """
-    module = _lower(program, False, platforms, lower_traced)
+    module = _lower(program, False, platforms, lower)
     order = vjp_orders(1 if trainable else 0, trainable)
-    return _Lowering(model, store, platforms, trainable).signature(program, module, order)
+    return _Lowering(model, store, platforms, trainable, lower).signature(program, module, order)
 
 
 def _lower(program: Program, update: bool, platforms: Sequence[str], lower: Lower) -> Lowered:
@@ -342,7 +348,7 @@ class _Lowering:
             pullback = vjp(traced, wrt, of)
             lowered = replace(before, constants=(), kept=(), results=pullback.results)
             if not before.differentiates:
-                lowered = self.lower(pullback, self.platforms, names=program.operand_names)
+                lowered = self.lower(pullback, self.platforms)
         # jax, and any custom derivative, may raise any exception here: of an unknown
         # size, of a loop, of a shape.  The model itself has been traced and lowered by now.
         except Exception as error:  # the report has it

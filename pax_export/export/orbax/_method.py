@@ -16,7 +16,9 @@ from pax_export._foundations.check import as_strings
 from pax_export._foundations.errors import InvalidArgumentError, UnsupportedDtypeError, first_line
 from pax_export._foundations.types import PyTree
 from pax_export.export.artifact.structure import rebuild
+from pax_export.export.formats.saved_model.operations.program import lower_to_graph
 from pax_export.export.formats.tf_functions import call_signature
+from pax_export.export.lowering.lower import lower_traced
 from pax_export.export.lowering.lowered_model import lower_signature
 from pax_export.export.orbax._params import (
     Model,
@@ -38,8 +40,8 @@ _CONSTRAINTS = 'jax2tf_kwargs={"polymorphic_constraints": ("b >= 2",)}'
 class TensorFlowMethod:
     """One method of a `JaxModule`; call it within a TensorFlow function.
 
-    Keyword arguments are options of jax2tf; nothing depends on those that are not named, and jax2tf
-    ignores two of them as well.
+    Keyword arguments are options of jax2tf; nothing depends on `enable_xla` and the checks, which
+    jax2tf ignores as well.
     """
 
     def __init__(
@@ -74,6 +76,8 @@ class TensorFlowMethod:
         self._key, self._apply_fn, self._shape, self._trains = key, apply_fn, shape, trains
         platforms = native_serialization_platforms
         self._platforms = PLATFORMS if platforms is None else checked_platforms(platforms)
+        #: Whether it is one operation that XLA compiles, or operations of TensorFlow.
+        self.native = native_serialization is None or bool(native_serialization)
         self._constraints = as_strings(
             "polymorphic_constraints", polymorphic_constraints or (), _CONSTRAINTS
         )
@@ -129,7 +133,10 @@ class TensorFlowMethod:
         exportable = Exportable(self._key, model.leaves, arrays, (method,))
         program = trace_one(exportable, method, inputs)
         refuse_dropped_state(exportable, program)
-        signature = lower_signature(exportable, program, model.store, self._trains, self._platforms)
+        signature = lower_signature(
+            exportable, program, model.store, self._trains, self._platforms,
+            lower_traced if self.native else lower_to_graph,
+        )  # fmt: skip
         shapes, given = [[struct.shape for struct in each] for each in (program.outputs, structs)]
 
         def lowered(tensors: list[Any], known: list[Any]) -> Any:

@@ -38,10 +38,12 @@ class JaxModule(tf.Module):
             for all its arrays or a pytree of such strings; for several methods,
             a mapping with the same keys. None: all sizes are static.
         jax2tf_kwargs: options of jax2tf: `with_gradient`, `polymorphic_constraints`,
-            `native_serialization_platforms` (by default all four); for several
-            methods, a mapping. Options that jax2tf ignores are ignored.
+            `native_serialization_platforms` (by default all four), and
+            `native_serialization`: with False, the functions are TensorFlow's own
+            operations, which a server runs without XLA; for several methods, a
+            mapping. Options that jax2tf ignores are ignored.
         jit_compile: whether TensorFlow compiles the functions with XLA; for
-            several methods also a mapping.
+            several methods also a mapping. None: unless `native_serialization=False`.
         name: the name of the module.
         pspecs: the partition specs of the params, within `maybe_enable_dtensor_export_on`.
         allow_multi_axis_sharding_conslidation: shard a dimension with several
@@ -73,7 +75,7 @@ class JaxModule(tf.Module):
         trainable: bool | PyTree | None = None,
         input_polymorphic_shape: PyTree | Mapping[str, PyTree] = None,
         jax2tf_kwargs: Mapping[str, Any] | None = None,
-        jit_compile: bool | Mapping[str, bool] = True,
+        jit_compile: bool | Mapping[str, bool] | None = None,
         name: str | None = None,
         pspecs: PyTree | None = None,
         allow_multi_axis_sharding_conslidation: bool | None = None,
@@ -107,7 +109,10 @@ class JaxModule(tf.Module):
         self._closed_over: Any = []
         self._tf_var_leaves: Any = self._model.leaf_variables()
         self._methods: Any = {
-            key: _make_function(method.over(self._model, self._closed_over.extend), jit)
+            key: _make_function(
+                method.over(self._model, self._closed_over.extend),
+                method.native if jit is None else jit,
+            )
             for (key, method), jit in zip(self._given.methods.items(), self._given.jit.values())
         }
         self._generation += 1
@@ -191,7 +196,7 @@ def _make_function(call: Callable[[Any], Any], jit_compile: bool) -> Any:
 
 
 def _by_key(
-    functions: Any, shapes: PyTree, options: Mapping | None, jit: bool | Mapping
+    functions: Any, shapes: PyTree, options: Mapping | None, jit: bool | Mapping | None
 ) -> list[dict[str, Any]]:
     """Every argument as a mapping with the keys of the methods."""
     if callable(functions):

@@ -9,7 +9,11 @@ from dataclasses import KW_ONLY, dataclass, fields
 from typing import Any, Literal, TypeVar
 
 from pax_export._foundations.check import as_named, as_strings
-from pax_export._foundations.errors import InvalidArgumentError
+from pax_export._foundations.errors import (
+    InvalidArgumentError,
+    InvalidArgumentTypeError,
+    near_names,
+)
 from pax_export.export.artifact.options import ExportOptions, Summarized
 from pax_export.export.artifact.report import DEFAULT
 from pax_export.export.tracing.programs import STATE_ELSEWHERE
@@ -35,6 +39,26 @@ class Request:
     overwrite: bool = False
     card: object = True
     quantization: Summarized | None = None
+
+    @classmethod
+    def of(
+        cls,
+        writer: Callable[..., Any],
+        model: Any,
+        path: str | os.PathLike[str],
+        inputs: Any,
+        **options: Any,
+    ) -> Request:
+        """The request of a call of a writer; raises for an option that it does not have."""
+        own = [each for each in inspect.signature(writer).parameters if each != "options"]
+        for name in options.keys() - own:
+            near = near_names(name, own)
+            raise InvalidArgumentTypeError(
+                f"{writer.__name__} has no option {name}.",
+                got=f"{name}={options[name]!r:.100}",
+                write=f"{near[0]}={options[name]!r:.100}" if near else f"help({writer.__name__})",
+            )
+        return cls(model, path, inputs, **options)
 
     @property
     def keys(self) -> list[str]:

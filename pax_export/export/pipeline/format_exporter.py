@@ -133,8 +133,12 @@ class Contents(ABC):
             contents.write(place)
             return contents.test(exporter, place, run)
 
-    def drop_optional_gradients(self, error: ValidationError) -> Contents | None:
-        """Returns the model without optional gradients, if these made the validation fail."""
+    def part(self, exporter: FormatExporter) -> FormatExporter | None:
+        """The exporter of parts of this model."""
+        return exporter.partial()
+
+    def instead(self, error: ValidationError) -> Contents | None:
+        """Returns the model in another form, to write instead of one that failed so."""
         return None
 
     @abstractmethod

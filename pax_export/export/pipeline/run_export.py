@@ -149,11 +149,11 @@ class _Export:
                     errors = self._test(contents, place, written)
                     break
                 except ValidationError as error:
-                    less = contents.drop_optional_gradients(error)
-                    if less is None:
+                    other = contents.instead(error)
+                    if other is None:
                         self._locate_divergence(error, contents)
                         raise
-                    contents = less
+                    contents = other
                     for each in place.iterdir():
                         shutil.rmtree(each) if each.is_dir() else each.unlink()
             report = self._make_report(contents, place, written, errors)
@@ -193,7 +193,7 @@ class _Export:
 
     def _list_differences(self, contents: Contents) -> None:
         """Records differences for extreme inputs, with the operations behind them."""
-        budget, part = self.run.budget, self.exporter.partial()
+        budget, part = self.run.budget, contents.part(self.exporter)
         far: list[ProbeDifference] = budget.differences
         if not far:
             return
@@ -243,7 +243,7 @@ class _Export:
 
     def _locate_divergence(self, error: ValidationError, contents: Contents) -> None:
         """Adds to an error where jax and the export begin to differ, for results that do."""
-        part, run, request = self.exporter.partial(), self.run, self.request
+        part, run, request = contents.part(self.exporter), self.run, self.request
         if part is None or isinstance(error, GradientMismatchError):
             return
         if not_finite(contents.stored()):

@@ -25,7 +25,8 @@ def tf():
 @pytest.fixture(scope="module")
 def honest(tmp_path_factory):
     path = tmp_path_factory.mktemp("honest") / "model"
-    to_saved_model((affine_params(), affine), path, spec("n, 3"), validate=False)
+    model, x = (affine_params(), affine), spec("n, 3")
+    to_saved_model(model, path, x, operations="xla", validate=False)
     return path
 
 

@@ -141,8 +141,26 @@ def test_an_unknown_option_is_refused():
         module(jax2tf_kwargs={"fast": True})
 
 
-def test_options_that_jax2tf_ignores_are_ignored():
-    module(jax2tf_kwargs={"enable_xla": False, "native_serialization": False})
+def test_without_native_serialization_the_operations_are_those_of_tensorflow(tmp_path):
+    def served(**options):
+        made = module(jax2tf_kwargs=options | {"enable_xla": False}, trainable=True)
+        path = str(tmp_path / f"{len(options)}")
+        ExportManager(made, [ServingConfig("serving", [x_spec()])]).save(path)
+        model = tf.saved_model.load(path)
+        graph = model.signatures["serving"].graph.as_graph_def()
+        nodes = [*graph.node, *(x for each in graph.library.function for x in each.node_def)]
+        must = any(each.attr["_XlaMustCompile"].b for each in graph.library.function)
+        (out,) = model.signatures["serving"](x=tf.constant(X)).values()
+        assert_close(out, linear(params(), X))
+        with tf.GradientTape() as tape:
+            out = tf.reduce_sum(made.methods[KEY](X))
+        of_b, of_w = tape.gradient(out, made.trainable_variables)
+        assert_close(of_b, [2, 2])
+        assert of_w.shape == (3, 2)
+        return must, "XlaCallModule" in {each.op for each in nodes}
+
+    assert served() == (True, True)
+    assert served(native_serialization=False) == (False, False)
 
 
 def test_jit_compile_is_that_of_the_functions():

@@ -131,7 +131,7 @@ def to_onnx(
             got=f"opset={opset}",
             write=f"opset={_OLDEST}",
         )
-    request = Request(model, path, inputs, **options)
+    request = Request.of(to_onnx, model, path, inputs, **options)
     keys = request.keys
     if len(keys) != 1:
         raise InvalidArgumentError(

@@ -24,6 +24,11 @@ SAVED_MODEL = Format(
             "help": "of savedmodel: the oldest TensorFlow that must run it",
         },
         "vjp_order": ORDERS,
+        "operations": {
+            "choices": ("tensorflow", "xla"),
+            "help": "of savedmodel: TensorFlow's own, which tensorflow_model_server runs as it "
+            "starts, or one that XLA compiles; default: TensorFlow's own if that is possible",
+        },
         "warmup": {
             "type": int,
             "nargs": "+",

@@ -11,7 +11,12 @@ from typing import Any, Literal, Unpack
 
 import jax
 
-from pax_export._foundations.errors import GradientMismatchError, ValidationError
+from pax_export._foundations.errors import (
+    GradientMismatchError,
+    PaxError,
+    ValidationError,
+    named_line,
+)
 from pax_export._foundations.optional import find
 from pax_export._foundations.types import PyTree
 from pax_export.export.artifact import compatibility
@@ -112,11 +117,12 @@ def to_saved_model(
             text (``spec("batch", "string")``) and `tf.TensorSpec`.  Not needed for a
             `tf.function` with an ``input_signature``.
         platforms: the platforms to lower for.
-        operations: ``"xla"`` writes one operation that XLA compiles at each new shape;
-            ``tensorflow_model_server`` runs it if started with
-            ``--xla_cpu_compilation_enabled=true`` or ``--xla_gpu_compilation_enabled=true``.
-            ``"tensorflow"`` writes a graph of TensorFlow's own operations, which every TensorFlow
-            runs without XLA; raises if it lacks one of the model.  None is ``"xla"``.
+        operations: ``"tensorflow"`` writes a graph of TensorFlow's own operations, which every
+            TensorFlow runs without XLA; raises if it lacks one of the model.  ``"xla"`` writes one
+            operation that XLA compiles at each new shape; ``tensorflow_model_server`` runs it if
+            started with ``--xla_cpu_compilation_enabled=true`` or
+            ``--xla_gpu_compilation_enabled=true``.  None is ``"tensorflow"`` if the whole model
+            can be written so and passes the validation, else ``"xla"``; the report says why.
         consumer: the oldest TensorFlow that must run it, e.g. ``"tensorflow>=2.17"``; raises if
             the model needs a newer one.  The export always supports the oldest possible one.
         warmup: the sizes of requests that TensorFlow Serving answers before it serves this
@@ -148,7 +154,7 @@ def to_saved_model(
     """
     platforms = checked_platforms(platforms)
     check_choice("operations", operations, ("tensorflow", "xla", None))
-    request = Request(model, path, inputs, **options)
+    request = Request.of(to_saved_model, model, path, inputs, **options)
     compatibility.parse_consumer(consumer)
     keys, several = request.keys, request.methods is not None
     vjp_orders(vjp_order, trainable is not False)
@@ -185,7 +191,9 @@ class _SavedModelExporter(FormatExporter):
     consumer: str | None
     examples: Mapping[str, Any]
     warmup: Sequence[int | Mapping[str, int]]
-    operations: str | None = None
+    operations: str | None
+    #: Why they are those of XLA, where the user did not choose.
+    because: str = ""
 
     def find(self, request: Request) -> None:
         if self.processes:
@@ -221,6 +229,15 @@ class _SavedModelExporter(FormatExporter):
     def lower(
         self, model: Exportable, programs: Sequence[Program], request: Request
     ) -> _SavedModelContents:
+        given = model, programs, request
+        if self.operations is None:
+            graph = replace(self, operations="tensorflow")
+            if self.platforms == ("tpu",):
+                return graph.by_xla(given, "TPUs run what XLA compiles")
+            try:
+                return replace(graph.lower(*given), chosen=False)
+            except Exception as error:  # of a rule: XLA has its own
+                return graph.by_xla(given, _said(error))
         learning = self.trainable is not False
         lowered = lower_model(
             mark_trainable(model, self.trainable),
@@ -236,13 +253,16 @@ class _SavedModelExporter(FormatExporter):
         lowered = self.around.around(lowered, request.constraints)
         for signature in lowered.signatures:
             compatibility.check(self.consumer, lowered.oldest_tensorflow, signature.key)
-        given = model, programs, request
         requests = warmup.warmup_requests(
             self.warmup, lowered.signature_infos(), self._examples(lowered)
         )
         return _SavedModelContents(
             model.name, lowered.store.infos(), self, lowered, given, requests
         )
+
+    def by_xla(self, given: _Given, because: str) -> _SavedModelContents:
+        """The model as XLA compiles it, where TensorFlow's own operations do not do."""
+        return replace(self, operations="xla", because=because).lower(*given)
 
     def _examples(self, lowered: LoweredModel) -> dict[str, list[Arrays]]:
         """The examples of each signature by input."""
@@ -265,17 +285,30 @@ class _SavedModelExporter(FormatExporter):
         )
 
 
-#: How a server is started for an export that XLA compiles.
-_WITH_XLA = " --xla_cpu_compilation_enabled=true, on GPUs --xla_gpu_compilation_enabled=true"
+#: A model and its programs, and the user's options for them.
+_Given = tuple[Exportable, Sequence[Program], Request]
+_AS_IT_STARTS = "in tensorflow_model_server as it starts"
+_WITH_XLA = (
+    "in tensorflow_model_server with --xla_cpu_compilation_enabled=true, on GPUs "
+    "--xla_gpu_compilation_enabled=true"
+)
+
+
+def _said(error: Exception) -> str:
+    """An error as the reason in a report: what, and where."""
+    if not isinstance(error, PaxError):
+        return named_line(error)
+    told = (error.where and f"in {error.where}", error.got)
+    return ": ".join([error.what.rstrip("."), *(f"{each}" for each in told if each)])
 
 
 @dataclass(frozen=True)
 class _SavedModelContents(Contents):
     exporter: _SavedModelExporter
     lowered: LoweredModel
-    #: The lowered model and programs, and the user's options for them.
-    given: tuple[Exportable, Sequence[Program], Request]
+    given: _Given
     requests: Mapping[str, warmup.Requests]
+    chosen: bool = True  # by the user: the operations
 
     def estimate_bytes(self) -> int:
         infos = self.lowered.signature_infos().values()
@@ -310,16 +343,19 @@ class _SavedModelContents(Contents):
             here = partial(run_saved_model, weights=lowered.weights)
         return validated(exporter.format, place, cases, run.separate, here=here)
 
-    def drop_optional_gradients(self, error: ValidationError) -> Contents | None:
-        """Leaves out optional gradients that are wrong in TensorFlow."""
+    def part(self, exporter: FormatExporter) -> FormatExporter:
+        return self.exporter.partial()  # whose operations are decided
+
+    def instead(self, error: ValidationError) -> Contents | None:
+        """Leaves out optional gradients that are wrong in TensorFlow, or lets XLA compile it."""
         asked = self.exporter.vjp_order is not None or self.exporter.trainable is not False
         if asked or not isinstance(error, GradientMismatchError):
-            return None
+            return None if self.chosen else self.exporter.by_xla(self.given, _said(error))
         said = f"{error.where}: {error.got}" if error.where else error.got
         how = "differ from jax's" if error.where else "cannot be computed"
         less = replace(self.exporter, vjp_order=0).lower(*self.given)
         reason = f"no gradients: in TensorFlow they {how}: {said}"
-        return replace(less, lowered=less.lowered.with_reason(reason))
+        return replace(less, lowered=less.lowered.with_reason(reason), chosen=self.chosen)
 
     def write_report(self, report: Report, place: Path, written: Any) -> None:
         super().write_report(report, place, written)
@@ -328,7 +364,8 @@ class _SavedModelContents(Contents):
     def report_fields(self, place: Path, written: Any, run: ExportRun) -> dict[str, Any]:
         lowered, uses_tensorflow = self.lowered, run.calls or self.exporter.processes
         is_graph = self.exporter.operations == "tensorflow"
-        served = "by tensorflow_model_server" + ("" if is_graph else _WITH_XLA)
+        because = f": {self.exporter.because}" if self.exporter.because else ""
+        served = _AS_IT_STARTS if is_graph else _WITH_XLA + because
         return {
             "signatures": lowered.signature_infos(),
             "graph_bytes": (place / "saved_model.pb").stat().st_size,

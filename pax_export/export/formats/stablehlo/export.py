@@ -90,7 +90,7 @@ def to_stablehlo(
         >>> jax.grad(lambda x: scaled(x).sum())(jnp.ones((1, 3))).tolist()
         [[2.0, 2.0, 2.0]]
     """
-    request = Request(model, path, inputs, **options)
+    request = Request.of(to_stablehlo, model, path, inputs, **options)
     check_choice("weights", weights, ("arguments", "constants"))
     checked_integer(vjp_order, "vjp_order", 0, what="vjp_order", write="vjp_order=1")
     if request.state == "update" and weights == "constants":

@@ -113,7 +113,7 @@ def to_tflite(
     int8 = 'for int8 the net that pax.quantize(net, [x], activations="static") returns'
     check_choice("quantize", quantize, (None, "float16", "dynamic"), otherwise=int8)
     check_choice("accuracy_level", accuracy_level, (1, 4))
-    request = Request(model, path, inputs, **options)
+    request = Request.of(to_tflite, model, path, inputs, **options)
     wanted = TfliteOptions(quantize, fold=fold, exact=exact, accuracy_level=accuracy_level)
     return run_export(_TfliteExporter(wanted, request.calls(request.keys)), request)
 

@@ -102,7 +102,7 @@ def to_torch(
         ...     with tempfile.TemporaryDirectory() as folder:
         ...         report = to_torch(double, folder + "/double.pt2", spec("batch, 3"))
     """
-    request = Request(model, path, inputs, **options)
+    request = Request.of(to_torch, model, path, inputs, **options)
     exporter = TorchExporter(trainable, request.calls(request.keys), state=request.state)
     return run_export(exporter, request)
 

@@ -8,7 +8,9 @@ import pytest
 import pax_export as pax
 from pax_export.errors import InvalidArgumentError, UnsupportedOperationError
 from pax_export.export import spec, to_saved_model
+from pax_export.export.formats.saved_model.operations.graph import RULES
 from pax_export.export.formats.saved_model.operations.operators import OPERATORS
+from pax_export.export.portable import Rule
 from tests.closeness import assert_close
 
 tf = pytest.importorskip("tensorflow")
@@ -16,9 +18,7 @@ tf = pytest.importorskip("tensorflow")
 
 def _exported(function, path, *inputs, **options):
     given = inputs if len(inputs) > 1 else inputs[0]
-    report = to_saved_model(function, path, given, operations="tensorflow", **options)
-    assert not report.left_out
-    return report
+    return to_saved_model(function, path, given, operations="tensorflow", **options)
 
 
 def _operators(path):
@@ -100,10 +100,19 @@ def test_net(tmp_path):
 
 
 def test_sizes_that_do_not_fit_are_an_error(tmp_path):
-    _exported(lambda x, y: x + y, tmp_path / "m", spec("b, 3"), spec("b, 3"))
+    three = [spec("b, 3")] * 3
+    _exported(lambda x, y, unread: x + y, tmp_path / "m", *three, constraints=["mod(b, 2) == 0"])
     call = tf.saved_model.load(str(tmp_path / "m")).signatures["serving_default"]
-    with pytest.raises(tf.errors.InvalidArgumentError, match="a size is not b"):
-        call(x=tf.zeros((1, 3)), y=tf.zeros((2, 3)))
+    some, more = tf.zeros((2, 3)), tf.zeros((4, 3))
+    assert call(x=some, y=some, unread=some)
+    for x, y, unread, said in [
+        (some, more, some, r"y.shape\[0\] is not b"),
+        (some, some, more, r"unread.shape\[0\] is not b"),
+        (some, some, tf.zeros((2, 7)), "unread|shape"),
+        (some[:1], some[:1], some[:1], "not mod"),
+    ]:
+        with pytest.raises(tf.errors.InvalidArgumentError, match=said):
+            call(x=x, y=y, unread=unread)
 
 
 def test_nan_in_pools(tmp_path):
@@ -113,6 +122,29 @@ def test_nan_in_pools(tmp_path):
     x[0, 0, 0, 0] = np.nan
     (found,) = call(tf.constant(x)).values()
     np.testing.assert_array_equal(found, _pool(x))
+
+
+def test_where_tensorflow_lacks_an_operation_xla_compiles_all(tmp_path):
+    def rounded(params, x):
+        return jax.lax.reduce_precision(x * params["w"], 5, 3), x
+
+    model = {"w": jnp.ones(3)}, rounded
+    report = to_saved_model(model, tmp_path / "m", spec("b, 3"), trainable=True)
+    assert "XlaCallModule" in _operators(tmp_path / "m")
+    (served,) = (line for line in str(report).splitlines() if "  served  " in line)
+    assert "with --xla_cpu_compilation_enabled=true" in served
+    assert "the operation reduce_precision" in served and "test_operations.py:" in served
+    with pytest.raises(UnsupportedOperationError, match="reduce_precision"):
+        _exported(model, tmp_path / "other", spec("b, 3"))
+
+
+@pytest.mark.parametrize("wrong", [lambda b, x, **_: b("Cos", x), lambda b, x, **_: b("Cos")])
+def test_where_a_rule_is_wrong_xla_compiles_all(wrong, tmp_path, monkeypatch):
+    monkeypatch.setitem(RULES, "sin", Rule(wrong, None, {}))
+    report = to_saved_model(jnp.sin, tmp_path / "m", spec("b, 3"))
+    assert "XlaCallModule" in _operators(tmp_path / "m")
+    assert "differs" in str(report) or "ValueError" in str(report)
+    assert max(report.largest_error.values()) < 1e-6
 
 
 def test_refusals(tmp_path):
@@ -211,5 +243,5 @@ def test_processors(tmp_path):
         preprocess=lambda x: tf.cast(x, tf.float32) / 255.0,
         preprocess_inputs=spec("b, 8", "uint8"), postprocess=lambda y: tf.argmax(y, -1),
     )  # fmt: skip
-    assert "served      by tensorflow_model_server\n" in str(report)
+    assert "served      in tensorflow_model_server as it starts\n" in str(report)
     assert "XlaCallModule" not in _operators(tmp_path / "m")

@@ -28,8 +28,9 @@ def write(path, **options):
 @pytest.fixture(scope="module", params=[0, 1, 2])
 def by_order(request, tmp_path_factory):
     return request.param, write(
-        tmp_path_factory.mktemp("order") / "m", vjp_order=request.param, trainable=request.param > 0
-    )
+        tmp_path_factory.mktemp("order") / "m", vjp_order=request.param,
+        trainable=request.param > 0, operations="xla",
+    )  # fmt: skip
 
 
 def messages(path):
@@ -46,7 +47,7 @@ def test_a_variable_costs_one_read_and_no_function(tmp_path, count):
     params = {str(place): jnp.full(3, place) for place in range(count)}
     to_saved_model(
         (params, lambda p, x: x + sum(p.values())), tmp_path / "m", spec("3"), vjp_order=0,
-        validate=False,
+        validate=False, operations="xla",
     )  # fmt: skip
     (function,) = messages(tmp_path / "m").graph_def.library.function
     kinds = [node.op for node in function.node_def]

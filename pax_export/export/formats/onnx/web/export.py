@@ -104,7 +104,7 @@ def to_web(
         ...     with tempfile.TemporaryDirectory() as folder:
         ...         report = to_web(double, folder + "/double", spec("batch, 3"))
     """
-    request = Request(model, path, inputs, **options)
+    request = Request.of(to_web, model, path, inputs, **options)
     wanted = OnnxOptions(OPSET, fold=fold, exact=exact, accuracy_level=1)
     return run_export(_WebExporter(wanted, request.calls(request.keys)), request)
 

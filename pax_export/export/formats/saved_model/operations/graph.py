@@ -269,10 +269,10 @@ class NodeBuilder:
 
     # Checks of arguments.
 
-    def check_equal(self, text: str, one: Any, other: Any) -> str:
-        """Adds an operation that fails for different sizes; returns its name, for `after`."""
+    def check(self, relation: str, text: str, one: Any, other: Any) -> str:
+        """Adds an operation that fails unless sizes are so; returns its name, for `after`."""
         both = [self.tensor(each) for each in (one, other)]
-        same = self._name_of(self("Equal", *both))
+        same = self._name_of(self(relation, *both))
         said = f"{self._add('Const', [], {'dtype': STRING, 'value': text})}:output:0"
         names = [same, said, *map(self._name_of, both)]
         return self._add("Assert", names, {"T": [STRING, *(dtype_number(x.dtype) for x in both)]})

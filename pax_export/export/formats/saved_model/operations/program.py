@@ -44,8 +44,10 @@ from pax_export.export.portable.program import is_key, uses
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.source_lines import refuse_operation
 from pax_export.export.tracing.traced import Traced
+from pax_export.export.validation.cases import constraints
 
 RULES.load(rules)
+_RELATIONS = {"==": "Equal", ">=": "GreaterEqual", "<=": "LessEqual"}
 _WRITE = "the same in other operations of jax.numpy and jax.lax, or operations='xla'"
 #: Models are convolved with features last, as TensorFlow does. Variables stay those of the model.
 _PASSES = PassOptions(fold=False, compute=False, keep=True, features_first=False)
@@ -60,13 +62,12 @@ def lower_to_graph(
 ) -> Lowered:
     """Lowers a traced function, or its first `count` results, to operations of TensorFlow.
 
-    If the model `trains`, TensorFlow differentiates the operations themselves where that is what
-    jax does.
+    It checks the shapes of the operands that have `names`, read or not. If the model `trains`,
+    TensorFlow differentiates the operations themselves where that is what jax does.
 
     Raises:
         UnsupportedOperationError: TensorFlow has no kernel for an operation.
     """
-    del names  # TensorFlow's own messages name operands
     constants = {id(value): f"{at}" for at, value in enumerate(traced.constants)}
     results, first = tuple(traced.results[:count]), len(traced.structs)
     trains = trains and differentiates(traced.program)
@@ -79,12 +80,14 @@ def lower_to_graph(
         if weight.name:
             at[variable] = first + int(weight.name)
     at |= {variable: place for place, variable in enumerate(program.inputs)}
-    kept_places = sorted(place for variable, place in at.items() if read[variable])
+    kept_places = sorted({*(names or ()), *(at[variable] for variable in at if read[variable])})
     held = {key: first + int(name) for key, name in constants.items()} if trains else {}
     kept_places += held.values()
     structs = (*traced.structs, *map(dtypes.struct_of, traced.constants))
     operands = tuple(at.get(variable, -1) for variable in program.jaxpr.invars)
-    graph = OperationsGraph(program, structs, results, tuple(kept_places), operands, held, trains)
+    graph = OperationsGraph(
+        program, structs, results, tuple(kept_places), operands, names or {}, held, trains
+    )
     graph.write(Body([], "trial"), [f"operand_{place}" for place in kept_places])
     empty = Portable(b"", compatibility.TARGETS[0])
     made = Lowered(empty, graph.kept, traced.constants, results, tuple(platforms), graph=graph)
@@ -98,8 +101,9 @@ class OperationsGraph:
     program: PortableProgram
     structs: tuple[Any, ...]  # of all operands, as jax has them
     results: tuple[Any, ...]
-    kept: tuple[int, ...]  # the operands that it reads
+    kept: tuple[int, ...]  # the operands that it reads or checks
     operands: tuple[int, ...]  # the operand of each variable of the program; -1 for a constant
+    names: Mapping[int, str]  # of the operands that it checks
     held: Mapping[int, int]  # the operands of arrays in the program, by `id`
     differentiable: bool  # write operations whose derivative is that of jax
 
@@ -113,7 +117,7 @@ class OperationsGraph:
             return _GraphWriter(body, self, dict(zip(self.kept, tensors)), checked).write()
         except NotInTargetError as error:
             raise UnsupportedOperationError(
-                f"TensorFlow cannot express {error}.", where=body.name, write=_WRITE
+                f"TensorFlow cannot express {error}.", write=_WRITE
             ) from error
         except NotWrittenError as error:
             raise refuse_operation("TensorFlow", error, "", _WRITE) from error
@@ -165,8 +169,11 @@ class _GraphWriter:
         graph, builder = self._graph, self._builder
         builder.operation, builder.differentiable = "inputs", graph.differentiable
         taken = self._operands = {place: self._taken(place) for place in self._names}
-        symbolic = [(x, dtypes.stored(graph.structs[place]).shape) for place, x in taken.items()]
-        taken = self._fitting(builder.sizes.learn(symbolic), taken)
+        symbolic = [
+            (graph.names.get(place, ""), x, dtypes.stored(graph.structs[place]).shape)
+            for place, x in taken.items()
+        ]
+        taken = self._checks(builder.sizes.learn(symbolic), taken)
         taken = self._operands = self._with_rows(taken)
         operands: list[Any] = []
         for at, place in enumerate(graph.operands):
@@ -190,18 +197,26 @@ class _GraphWriter:
         made = builder("EnsureShape", tensor, shape={"dim": [{"size": size} for size in sizes]})
         return dataclasses.replace(made, shape=tensor.shape)
 
-    def _fitting(
+    def _checks(
         self, pairs: Sequence[tuple[Any, Any, str]], taken: dict[int, Output]
     ) -> dict[int, Output]:
-        """Lets a call fail whose arrays have sizes that do not fit each other."""
-        if not (pairs and self._checked):
+        """Lets a call fail whose arrays have sizes that do not fit each other, or constraints."""
+        checked = {place for place in taken if self._names[place] in self._checked}
+        if not checked:
             return taken
-        builder = self._builder
-        checks = [builder.check_equal(f"a size is not {text}", *pair) for *pair, text in pairs]
-        return {
-            place: builder.after(checks, x) if self._names[place] in self._checked else x
-            for place, x in taken.items()
-        }
+        builder, sizes = self._builder, self._builder.sizes
+        checks = [builder.check("Equal", text, *pair) for *pair, text in pairs]
+        for text in constraints(self._graph.structs[place] for place in checked):
+            left, relation, right = dimensions.sides(text)
+            both = sizes.of(left), sizes.of(right)
+            checks.append(builder.check(_RELATIONS[relation], f"sizes: not {text}", *both))
+        jaxpr = self._graph.program.jaxpr
+        read = uses(jaxpr)
+        used = {p for variable, p in zip(jaxpr.invars, self._graph.operands) if read[variable]}
+        checks += [taken[place].name.split(":")[0] for place in checked - used]
+        if not checks:
+            return taken
+        return {p: builder.after(checks, x) if p in checked else x for p, x in taken.items()}
 
     def _with_rows(self, taken: dict[int, Output]) -> dict[int, Output]:
         """Lets calls with an empty batch compute one row, which no result has.
@@ -253,7 +268,8 @@ class _GraphWriter:
             parts = (self._builder(each, tensor, Tout=half) for each in ("Real", "Imag"))
             return [dataclasses.replace(each, shape=tensor.shape) for each in parts]
         if not is_key(struct.dtype) and tensor.dtype != np.dtype(struct.dtype):
-            raise NotInTargetError(f"arrays of {np.dtype(struct.dtype).name}")
+            of = self._graph.names.get(place, "a weight")
+            raise NotInTargetError(f"arrays of {np.dtype(struct.dtype).name}, as {of}")
         return [tensor]
 
     def _given(self, struct: Any, found: Any) -> Output:

@@ -25,16 +25,19 @@ class GraphSizes:
         self._variables: dict[str, Any] = {}
         self._written: dict[str, Any] = {}
 
-    def learn(self, inputs: Iterable[tuple[Any, Sequence[Any]]]) -> list[tuple[Any, Any, str]]:
-        """Reads the variables from shapes of inputs; returns sizes, with what they have to be."""
+    def learn(self, inputs: Iterable[tuple[str, Any, Sequence[Any]]]) -> list[tuple[Any, Any, str]]:
+        """Reads the variables from shapes of named inputs.
+
+        Returns sizes, with what they have to be, and an error if they are not.
+        """
         sizes = [
-            (str(size), partial(self._size_of, tensor, axis))
-            for tensor, shape in inputs
+            (f"{name}.shape[{axis}]", str(size), partial(self._size_of, tensor, axis))
+            for name, tensor, shape in inputs
             for axis, size in enumerate(shape)
             if not is_number(size)
         ]
-        self._variables = dimensions.solve_each(sizes, self._calculated)
-        given = ((read(), self.of(text), text) for text, read in sizes)
+        self._variables = dimensions.solve_each([each[1:] for each in sizes], self._calculated)
+        given = ((read(), self.of(text), f"{at} is not {text}") for at, text, read in sizes)
         return [each for each in given if each[0] is not each[1]]
 
     def replace(self, variable: str, value: Any) -> None:
