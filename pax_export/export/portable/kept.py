@@ -17,7 +17,7 @@ from jax import lax
 
 from pax_export._foundations.types import Array
 
-_PREFIX = "pax_export."
+PREFIX = "pax_export."
 
 
 def clip(x: Array, *, low: float | None = None, high: float | None = None) -> Any:
@@ -218,13 +218,13 @@ ELEMENTWISE = frozenset({"clip", "silu", "hard_sigmoid", "hard_swish", "gelu"})
 
 def call(name: str, *operands: Any, **attributes: Any) -> Any:
     """Calls one of the functions, so that the program contains its name."""
-    return lax.composite(FUNCTIONS[name], _PREFIX + name)(*operands, **attributes)
+    return lax.composite(FUNCTIONS[name], PREFIX + name)(*operands, **attributes)
 
 
 def name_of(parameters: Mapping[str, Any]) -> str:
     """The name of the function that a composite with these parameters is; empty for another's."""
     name = str(parameters.get("name", ""))
-    return name.removeprefix(_PREFIX) if name.startswith(_PREFIX) else ""
+    return name.removeprefix(PREFIX) if name.startswith(PREFIX) else ""
 
 
 def operation(equation: Any) -> tuple[str, dict[str, Any]]:

@@ -23,9 +23,10 @@ from pax_export._foundations.jaxpr import (
     wrapped_program,
 )
 from pax_export.export.portable.complex_numbers import COMPLEX, half_dtype, on_pairs
-from pax_export.export.portable.decompose import decompose
+from pax_export.export.portable.decompose import Has, decompose
 from pax_export.export.portable.decompositions.registry import NotDecomposedError
 from pax_export.export.portable.fourier import fourier_products as fourier_products
+from pax_export.export.portable.kept import PREFIX
 from pax_export.export.portable.program import CONTROL, is_key
 from pax_export.export.portable.random_keys import KEYS, on_words
 from pax_export.export.portable.rewrite import ProgramRewriter, call_of
@@ -49,15 +50,18 @@ class NotWrittenError(Exception):
         self.reason, self.equation, self.callers = reason, equation, tuple(callers)
 
 
-def in_real_numbers(program: Any) -> Any:
+def in_real_numbers(program: Any, has: Has = lambda _: False) -> Any:
     """Returns a program without complex numbers and random keys; the same object if it has none.
+
+    An operation on complex numbers that a target `has` becomes a composite of their parts.
 
     Raises:
         NotWrittenError: an operation has no form on parts of complex numbers or words of keys.
     """
     if not _has_parts(program):
         return program
-    return _RealRewriter().program(decompose(program, _is_known))
+    whole = decompose(program, lambda equation: _is_known(equation) or has(equation))
+    return _RealRewriter(has).program(whole)
 
 
 def in_parts(value: Any) -> list[Any]:
@@ -100,8 +104,9 @@ def _structs(atom: Any) -> list[Any]:
 
 
 class _RealRewriter(ProgramRewriter):
-    def __init__(self) -> None:
+    def __init__(self, has: Has) -> None:
         super().__init__(lambda _: None)
+        self._has = has
         self._callers: list[Any] = []
 
     def _rewritten(self, program: Any) -> Any:
@@ -156,6 +161,8 @@ class _RealRewriter(ProgramRewriter):
                 return equation.replace(invars=operands, outvars=results, params=params)
             if name in KEYS:
                 return call_of(equation, on_words(equation), operands, results)
+            if touched and self._has(equation):
+                return call_of(equation, _on_parts(equation, structs), operands, results)
             if name in _MOVES and touched:
                 return call_of(equation, _moved(equation, structs), operands, results)
             if name in COMPLEX and touched:
@@ -181,6 +188,26 @@ class _RealRewriter(ProgramRewriter):
             model = _scan_of(constants, carried, rows, _count(equation.outvars) - carried)
             params = model | {k: params[k] for k in ("jaxpr", "length", "reverse", "unroll")}
         return params
+
+
+def _on_parts(equation: Any, structs: Sequence[Any]) -> Any:
+    """Traces an operation as a composite ``complex_…`` of the parts of its operands."""
+
+    def whole(*parts: Any, **parameters: Any) -> list[Any]:
+        left = iter(parts)
+        given = [
+            lax.complex(next(left), next(left)) if _is_apart(atom) else next(left)
+            for atom in equation.invars
+        ]
+        made = bind_equation(equation.replace(params=parameters), given)
+        return [
+            part
+            for each in made
+            for part in ((each.real, each.imag) if jnp.iscomplexobj(each) else (each,))
+        ]
+
+    composite = lax.composite(whole, f"{PREFIX}complex_{equation.primitive.name}")
+    return trace(composite, structs, equation.params)
 
 
 def _count(atoms: Iterable[Any]) -> int:

@@ -70,6 +70,11 @@ class RuleTable(dict[str, Rule]):
         for module in pkgutil.iter_modules(package.__path__):
             importlib.import_module(f"{package.__name__}.{module.name}")
 
+    def has_complex(self, equation: Any) -> bool:
+        """Whether a rule writes an equation of complex numbers, on their parts."""
+        found = self.get(f"complex_{equation.primitive.name}")
+        return found is not None and (found.when is None or found.when(equation))
+
     def has(self, equation: Any, exact: bool = False) -> bool:
         """Whether a rule writes an equation; if `exact`, with NaN as in jax."""
         found = self.get(equation.primitive.name)
@@ -108,7 +113,8 @@ class ProgramConverter:
 
     def write(self, program: Any, operands: Sequence[Any]) -> list[Any]:
         """Returns the results of any program, in operations that the target has; see `convert`."""
-        return self.convert(decompose(in_real_numbers(program), self._has), operands)
+        real = in_real_numbers(program, self._rules.has_complex)
+        return self.convert(decompose(real, self._has), operands)
 
     def call(
         self, function: Callable[..., Any], structs: Sequence[Any], operands: Sequence[Any]

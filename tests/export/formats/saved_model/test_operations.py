@@ -47,44 +47,8 @@ def test_operators_are_those_of_tensorflow():
             assert kind == dtype(argument) or (kind not in own and argument.type_attr), name
 
 
-def _conversions(x):
-    return [x.astype(t) for t in ("int32", "uint8", "int8", "uint32", "bfloat16", "bool")]
-
-
-def _integers(x, y):
-    return x // y, x % y, x << (y & 40), x >> y, jnp.sign(x), x.astype("uint8")
-
-
 def _pool(x):
     return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "SAME")
-
-
-def _scan(x):
-    return jax.lax.scan(lambda total, row: (total + row, total * row), jnp.zeros(3), x)
-
-
-def _branches(x):
-    return jax.lax.cond(x.sum() > 0, lambda y: y + x, lambda y: y * 2, x)
-
-
-CASES = {
-    "integers": (_integers, ["b, 4", "b, 4"], "int32"),
-    "conversions": (_conversions, ["b, 4"], "float32"),
-    "products": (lambda x, y: (x @ y.T, x.T @ y), ["b, 3", "b, 3"], "float32"),
-    "pool": (_pool, ["b, h, w, 3"], "float32"),
-    "complex": (lambda x: jnp.fft.fft(x) * 1j, ["b, 8"], "complex64"),
-    "scan": (_scan, ["b, 3"], "float32"),
-    "branches": (_branches, ["b, 3"], "float32"),
-    "sorted": (lambda x: (jnp.sort(x), jnp.argsort(-x)), ["b, 8"], "float32"),
-}
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_programs(name, tmp_path):
-    function, shapes, dtype = CASES[name]
-    report = _exported(function, tmp_path / "m", *(spec(each, dtype) for each in shapes))
-    assert not report.differs
-    assert "XlaCallModule" not in _operators(tmp_path / "m")
 
 
 def test_net(tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,7 +23,7 @@ from pax_export.export.formats.saved_model.proto.nodes import (
     add_node,
     dtype_number,
 )
-from pax_export.export.portable import NotInTargetError, RuleTable
+from pax_export.export.portable import NotInTargetError, ProgramConverter, RuleTable
 from pax_export.export.portable.sizes import is_number as is_number
 from pax_export.export.portable.sizes import same_size as same_size
 
@@ -88,8 +88,8 @@ class NodeBuilder:
     of tensors. Dtypes among attributes are found by the table of operators.
     """
 
-    def __init__(self, library: list[Message], name: str, inline: Callable[..., Any]):
-        self.inline = inline
+    def __init__(self, library: list[Message], name: str, converter: ProgramConverter):
+        self.inline, self.call = converter.convert, converter.call
         self.operation = ""  # what is being written
         self.differentiable = False  # whether TensorFlow differentiates it
         self.results: Sequence[Any] = ()  # its shapes and dtypes
@@ -163,10 +163,10 @@ class NodeBuilder:
         if isinstance(value, Output):
             return value
         array = np.asarray(value, np.int32) if isinstance(value, (int, list, tuple)) else value
-        return self.literal(array)
+        return self.literal(array, array.dtype)
 
-    def literal(self, value: Any) -> Output:
-        dtype = np.dtype(jax.numpy.result_type(value))
+    def literal(self, value: Any, dtype: Any = None) -> Output:
+        dtype = np.dtype(jax.numpy.result_type(value) if dtype is None else dtype)
         array = np.asarray(value).astype(dtype)
         return Output("", dtype, array.shape, None, array)
 
@@ -178,7 +178,7 @@ class NodeBuilder:
         if x.dtype == np.dtype(dtype):
             return x
         if x.known is not None and x.frame is None:
-            return self.literal(x.known.astype(dtype))
+            return self.literal(x.known.astype(dtype), dtype)
         made = self("Cast", x, DstT=np.dtype(dtype))
         return dataclasses.replace(made, shape=x.shape)
 

@@ -81,19 +81,24 @@ Tindices T Tindices > output=T | any : ScatterNd
 T Tindices T > output=T | any : TensorScatterUpdate
 T Tindices T > output=T | number : TensorScatterAdd TensorScatterSub
 T Tindices T > output=T | float integer : TensorScatterMax TensorScatterMin
+T Tindices Tnumsegments > output=T | number : UnsortedSegmentProd
 T T > out=Tout | wide : Complex
 T > output=Tout | complex : Real Imag Angle
 T > output=T | complex : Conj
 T > y=Tout | complex : ComplexAbs
-Tcomplex > output=Tcomplex | complex : FFT IFFT
-T > output=T | wide complex : Cholesky MatrixInverse MatrixDeterminant
+Tcomplex > output=Tcomplex | complex : FFT FFT2D FFT3D IFFT IFFT2D IFFT3D
+Treal int32 > output=Tcomplex | wide : RFFT RFFT2D RFFT3D
+Tcomplex int32 > output=Treal | complex : IRFFT IRFFT2D IRFFT3D
+T > output=T | wide complex : Cholesky
+T > sign=T log_abs_determinant=T | wide complex : LogMatrixDeterminant
 T > q=T r=T | wide complex : Qr
 T > s=T u=T v=T | wide complex : Svd
 T > e=T v=T | wide complex : SelfAdjointEigV2
-T T > output=T | wide complex : MatrixTriangularSolve MatrixSolve
+T T > output=T | wide complex : MatrixTriangularSolve
 T > lu=T p=int32 | wide complex : Lu
-T > e=Tout v=Tout | wide complex : Eig
-T int64 int64 > band=T | any : MatrixBandPart
+T Tindex Tindex > band=T | any : MatrixBandPart
+T > diagonal=T | any : MatrixDiagPart
+T T > output=T | any : MatrixSetDiag
 shape_type int32 > handle=variant | any : TensorListReserve
 variant int32 element_dtype > output_handle=variant | any : TensorListSetItem
 variant int32 > tensor=element_dtype | any : TensorListStack

@@ -163,7 +163,7 @@ class _GraphWriter:
         self._graph = graph
         self._rows: dict[str, Any] = {}  # sizes that may be 0, while one row is computed
         self._converter = ProgramConverter(RULES, self._constant, self._by_rule, exact=False)
-        self._builder = NodeBuilder(body.library, body.name, self._converter.convert)
+        self._builder = NodeBuilder(body.library, body.name, self._converter)
 
     def write(self) -> list[str]:
         graph, builder = self._graph, self._builder

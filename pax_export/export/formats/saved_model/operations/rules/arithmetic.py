@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -33,7 +34,7 @@ _WIDE = {
     "polygamma": "Polygamma", "regularized_incomplete_beta": "Betainc", "nextafter": "NextAfter",
 }  # fmt: skip
 _BINARY = {
-    "add": "AddV2", "add_any": "AddV2", "sub": "Sub", "mul": "Mul", "pow": "Pow",
+    "add": "AddV2", "add_any": "AddV2", "sub": "Sub", "mul": "Mul",
     "atan2": "Atan2", "lt": "Less", "le": "LessEqual", "gt": "Greater", "ge": "GreaterEqual",
     "eq": "Equal", "ne": "NotEqual",
 }  # fmt: skip
@@ -82,6 +83,12 @@ def add(builder: NodeBuilder, x: Output, y: Output, **_: object) -> Output:
             if is_number(size) and size == one.shape[-1] > 1 and all(same_size(n, 1) for n in rest):
                 return builder("BiasAdd", one, builder.reshape(bias, [size]))
     return builder("AddV2", *builder.spread(x, y))
+
+
+@rule("pow")
+def pow_(builder: NodeBuilder, x: Output, y: Output) -> Output:
+    y = dataclasses.replace(builder.cast(y, x.dtype), thin=None if x.dtype != y.dtype else y.thin)
+    return builder("Pow", *builder.spread(x, y))
 
 
 def _extreme(operator: str) -> Callable:

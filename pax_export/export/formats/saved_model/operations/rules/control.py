@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -31,15 +32,25 @@ class _Handle:
 def cond(
     builder: NodeBuilder, which: Output, *operands: Output, branches: Sequence[Any], **_: object
 ) -> list[Output]:
-    results = builder.results
     if which.known is not None:
         return builder.inline(branches[min(max(int(which.known), 0), len(branches) - 1)], operands)
     which = builder.cast(which, np.int32)
     which = builder("Maximum", which, 0)  # beyond the last, `Case` takes the last, too
+    written = [partial(builder.inline, branch, operands) for branch in branches]
+    return branched(builder, which, written, builder.results)
+
+
+def branched(
+    builder: NodeBuilder,
+    which: Output,
+    branches: Sequence[Callable[[], Sequence[Output]]],
+    results: Sequence[Any],
+) -> list[Output]:
+    """The results of one of several functions that write operations."""
     frames = []
     for branch in branches:
         with builder.function([]) as frame:
-            frame.results = builder.inline(branch, operands)
+            frame.results = list(branch())
         frames.append(frame)
     names, captured = builder.library(*frames)
     told = {"Tin": _numbers(captured), "Tout": _numbers(results)}

@@ -69,32 +69,46 @@ class _Window:
     gaps: list[int]
     padding: list[tuple[Any, Any]]
 
-    def attributes(self) -> dict[str, Any]:
-        return {"strides": [1, *self.strides, 1], "dilations": [1, *self.gaps, 1], **self.pads()}
-
-    def pads(self) -> dict[str, Any]:
-        ends = [end for pair in self.padding for end in pair]
-        if not all(map(is_number, ends)):
-            return {"padding": b"SAME"}
+    def over(self, x: Output, taps: Sequence[int]) -> dict[str, Any]:
+        """The attributes, with padding that is that of "SAME" as such, the fastest one."""
+        told = {"strides": [1, *self.strides, 1], "dilations": [1, *self.gaps, 1]}
+        each = zip(x.shape[1:-1], taps, self.strides, self.gaps, self.padding)
+        if all(_is_same(*axis) for axis in each):
+            return told | {"padding": b"SAME"}
+        ends = [int(end) for pair in self.padding for end in pair]
         if not any(ends):
-            return {"padding": b"VALID"}
-        return {"padding": b"EXPLICIT", "explicit_paddings": [0, 0, *map(int, ends), 0, 0]}
+            return told | {"padding": b"VALID"}
+        return told | {"padding": b"EXPLICIT", "explicit_paddings": [0, 0, *ends, 0, 0]}
+
+
+def _is_same(size: Any, taps: int, step: int, gap: int, ends: tuple[Any, Any]) -> bool:
+    if not all(map(is_number, ends)):
+        return True
+    total = (taps - 1) * gap
+    if step > 1:
+        if not is_number(size):
+            return False
+        total = max((-(-size // step) - 1) * step + total + 1 - size, 0)
+    return tuple(ends) == (total // 2, total - total // 2)
 
 
 def _convolved(
     builder: NodeBuilder, x: Output, kernel: Output, window: _Window, groups: int
 ) -> Output:
     *taps, deep, wide = kernel.shape
+    told = window.over(x, taps)
+    is_plain = len(taps) == 2 and (groups == 1 or deep != 1 or len(set(window.strides)) != 1)
+    if not is_plain and told["padding"] == b"EXPLICIT":
+        # Others have no such padding; TensorFlow aborts if it fuses depthwise ones with it.
+        ends = np.array([(0, 0), *window.padding, (0, 0)], np.int32)
+        x, told = builder("PadV2", x, ends, builder.like(0, x)), told | {"padding": b"VALID"}
+        del told["explicit_paddings"]
     if len(taps) == 3:
-        edges = [(0, 0), *window.padding, (0, 0)]
-        if any(map(any, edges)):
-            x = builder("PadV2", x, np.array(edges, np.int32), builder.like(0, x))
-        told = {"strides": [1, *window.strides, 1], "padding": b"VALID"}
         return builder("Conv3D", x, kernel, **told)
-    if groups == 1 or deep != 1 or len(set(window.strides)) != 1:
-        return builder("Conv2D", x, kernel, **window.attributes())
+    if is_plain:
+        return builder("Conv2D", x, kernel, **told)
     kernel = builder.reshape(kernel, [*taps, groups, wide // groups])
-    return builder("DepthwiseConv2dNative", x, kernel, **window.attributes())
+    return builder("DepthwiseConv2dNative", x, kernel, **told)
 
 
 # --- pools ------------------------------------------------------------------

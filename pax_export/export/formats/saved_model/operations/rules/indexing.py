@@ -13,7 +13,6 @@ from pax_export.export.formats.saved_model.operations.graph import (
     rule,
     same_size,
 )
-from pax_export.export.portable import NotInTargetError
 
 
 @rule("take")
@@ -40,8 +39,22 @@ _SCATTERS = {"set": "Update", "add": "Add", "max": "Max", "min": "Min"}
 def put(
     builder: NodeBuilder, x: Output, places: Output, rows: Output, *inside: Output, how: str
 ) -> Output:
-    if how not in _SCATTERS:
-        raise NotInTargetError("by products")
+    if how == "mul":  # an operator of products leaves out negative places
+        places = builder("SelectV2", inside[0], places, -1) if inside else places
+        count = builder.sizes.scalar(x.shape[0])
+        return builder("Mul", x, builder("UnsortedSegmentProd", rows, places, count))
+    if how in ("max", "min") and x.is_float:  # of NaN, operators have no order
+        flags = [builder.cast(builder("IsNan", each), x.dtype) for each in (x, rows)]
+        bad = _put(builder, builder.shaped(flags[0], x.shape), places, flags[1], inside, "max")
+        bad = builder("Greater", bad, builder.like(0, x))
+        made = _put(builder, x, places, rows, inside, how)
+        return builder("SelectV2", bad, builder.like(np.nan, x), made)
+    return _put(builder, x, places, rows, inside, how)
+
+
+def _put(
+    builder: NodeBuilder, x: Output, places: Output, rows: Output, inside: Sequence, how: str
+) -> Output:
     if inside and (inside[0].known is None or not inside[0].known.all()):
         # Rows outside go to one more row, which is cut off.
         (size, width), end = x.shape, builder.sizes.scalar(x.shape[0])
@@ -115,11 +128,14 @@ def _replaced(
 
 @rule("rank")
 def rank(builder: NodeBuilder, x: Output, *, axis: int, count: Any, largest: bool) -> Output:
-    """By integers in the order of the numbers, because `TopKV2` has no order for NaN."""
+    """By keys in the order of the numbers, because `TopKV2` has no order for NaN."""
     axis %= x.rank
     order = [*(each for each in range(x.rank) if each != axis), axis]
     key = _ordered(builder, builder.transpose(x, order))
-    key = key if largest else builder("Invert", key)
+    if not largest:
+        is_unsigned, is_signed = (key.dtype.kind == each for each in "ui")
+        end = np.iinfo(key.dtype).max if is_unsigned else -int(is_signed)
+        key = builder("Sub", builder.like(end, key), key)
     _, places = builder("TopKV2", key, builder.sizes.scalar(count))
     sizes = [*(x.shape[each] for each in order[:-1]), count]
     back = [int(each) for each in np.argsort(order)]
@@ -127,14 +143,17 @@ def rank(builder: NodeBuilder, x: Output, *, axis: int, count: Any, largest: boo
 
 
 def _ordered(builder: NodeBuilder, x: Output) -> Output:
-    """Integers in the order of sorting: zeros are equal, and NaN is the largest number."""
+    """Numbers in the order of sorting: zeros are equal, and NaN is the largest number."""
     if not x.is_float:
         return x
-    x = builder.cast(x, np.float32) if x.is_half else x
-    kind = np.dtype(f"int{8 * x.dtype.itemsize}")
-    zero = builder.like(0, x)
-    bits = builder("Bitcast", builder("SelectV2", builder("Equal", x, zero), zero, x), type=kind)
-    most = np.array(np.iinfo(kind).max, kind)
-    negative = builder("Less", bits, np.array(0, kind))
+    nan = builder("IsNan", x)
+    if x.dtype != np.float64:  # of more bits, in which there are numbers beyond infinity
+        wide = builder("Minimum", builder.cast(x, np.float64), np.asarray(1e300, np.float64))
+        return builder("SelectV2", nan, np.asarray(np.inf, np.float64), wide)
+    zero, most = np.zeros((), np.float64), np.array(np.iinfo(np.int64).max)
+    bits = builder(
+        "Bitcast", builder("SelectV2", builder("Equal", x, zero), zero, x), type=np.dtype(np.int64)
+    )
+    negative = builder("Less", bits, np.array(0, np.int64))
     found = builder("SelectV2", negative, builder("BitwiseXor", bits, most), bits)
-    return builder("SelectV2", builder("IsNan", x), most, found)
+    return builder("SelectV2", nan, most, found)

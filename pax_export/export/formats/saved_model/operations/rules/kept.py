@@ -17,7 +17,14 @@ def clip(builder: NodeBuilder, x: Output, *, low: Any = None, high: Any = None) 
 
 @rule("softmax")
 def softmax(builder: NodeBuilder, x: Output, *, axis: int) -> Output | None:
-    return builder("Softmax", x) if axis % x.rank == x.rank - 1 else None
+    if axis % x.rank != x.rank - 1:
+        return None
+    made = builder("Softmax", x)
+    if x.rank > 3:  # attention: a product with rows that have NaN follows
+        return made
+    # The kernel leaves zeros beside NaN.
+    total = builder("Sum", made, x.rank - 1, keep_dims=True)
+    return builder("AddV2", made, builder("Sub", total, total))
 
 
 @rule("log_softmax")
