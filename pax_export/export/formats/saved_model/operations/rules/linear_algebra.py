@@ -191,9 +191,11 @@ _AXES = {1: "", 2: "2D", 3: "3D"}
 
 
 @rule("complex_fft")
-def fft(builder: NodeBuilder, *parts: Output, fft_type: Any, fft_lengths: Sequence[Any]) -> Any:
+def fft(
+    builder: NodeBuilder, x: Output, *imag: Output, fft_type: Any, fft_lengths: Sequence[Any]
+) -> Any:
     kind = f"{fft_type.name}{_AXES[len(fft_lengths)]}"
-    x = _joined(builder, *parts) if len(parts) > 1 else parts[0]
+    x = _joined(builder, x, *imag) if imag else x
     if kind.startswith("RFFT"):
         dtype = np.result_type(x.dtype, np.complex64)
         return _parts(builder, builder(kind, x, builder.sizes.shape(fft_lengths), Tcomplex=dtype))
