@@ -15,6 +15,7 @@ from pax_export.core import (
     restore,
     set_training,
     to_picklable,
+    tree_lines,
     with_static,
 )
 
@@ -82,6 +83,13 @@ class Flattener(Module):
         _check_names(type(self), kwargs)
         leaves, structures = _merge_values(self.leaves_dict, self._structures, kwargs)
         return self.replace(leaves_dict=leaves, _structures=structures)
+
+    def summary(self, return_list: bool = False) -> str | list[str]:
+        """Returns the summaries of its modules as text, by name."""
+        values = [(name, getattr(self, name)) for name in self.treedef_dict]
+        modules = [(name, value) for name, value in values if isinstance(value, Module)]
+        lines = tree_lines(type(self).__qualname__, modules)
+        return lines if return_list else "\n".join(lines)
 
     def parameters(self) -> Any:
         """Raises an error: rebuild a value, and ask that for its parameters.

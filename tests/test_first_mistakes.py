@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.ad_checkpoint import checkpoint_name
 
 import pax_export as pax
 from pax_export.errors import InvalidArgumentError, InvalidArgumentTypeError, NonFiniteError
@@ -56,7 +59,8 @@ def test_images_with_channels_on_another_axis():
 
 
 @pytest.mark.parametrize(
-    ("name", "text"), [("ReLU", "jax.nn.relu"), ("Parameter", "pax.ParameterModule")]
+    ("name", "text"),
+    [("ReLU", "jax.nn.relu"), ("LeakyReLU", "leaky_relu"), ("Parameter", "pax.ParameterModule")],
 )
 def test_names_of_other_libraries(name, text):
     with pytest.raises(AttributeError, match=text):
@@ -67,3 +71,16 @@ def test_an_infinite_gradient_has_a_line():
     with pytest.raises(NonFiniteError) as caught:
         pax.debug.nans(jax.grad(lambda v: jnp.linalg.norm(v)))(jnp.zeros(3))
     assert "test_first_mistakes.py" in str(caught.value.where)
+
+
+@pytest.mark.parametrize(("names", "warns"), [(["hiden"], 1), (["other"], 1), (["hidden", "k"], 0)])
+def test_a_policy_for_a_name_that_the_function_does_not_have(names, warns):
+    policy = jax.checkpoint_policies.save_only_these_names(*names)
+    loss = pax.transforms.remat(
+        lambda net, x: checkpoint_name(net(x), "hidden").sum(), policy=policy
+    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        jax.grad(lambda x: loss(pax.Linear(2, 3), x))(jnp.ones((1, 2)))
+    assert [each.category.__name__ for each in caught] == ["NearNameWarning"] * warns
+    assert all("the function has hidden" in str(each.message) for each in caught)

@@ -26,7 +26,7 @@ def test_values_come_back_with_the_same_arrays():
     assert flat.net == net
     assert jax.tree.structure(flat.tree) == jax.tree.structure(tree)
     assert all(map(lambda a, b: a is b, jax.tree.leaves(flat.tree), jax.tree.leaves(tree)))
-    assert flat.summary() == "Flattener"
+    assert flat.summary().splitlines()[1] == f"└── net: {net.summary().splitlines()[0]}"
     assert repr(flat) == "Flattener(values=[net, tree], elements=34, mode=train)"
 
 

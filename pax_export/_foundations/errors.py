@@ -166,7 +166,7 @@ class RetracingWarning(PaxWarning):
 
 
 class NearNameWarning(PaxWarning):
-    """A new attribute has almost the same name as an existing one."""
+    """A name is not, or is almost, that of an existing attribute or value."""
 
 
 class UntrainedArrayWarning(PaxWarning):

@@ -85,7 +85,7 @@ from pax_export.core._subclassing import (
     register_aspect,
     register_verbs,
 )
-from pax_export.core._summary import count_array_elements, pax_line, summary_lines
+from pax_export.core._summary import count_array_elements, pax_line, summary_lines, tree_lines
 from pax_export.core._traversal import (
     apply_bottom_up,
     fold_bottom_up,

@@ -337,7 +337,7 @@ class Module(_tree.Node, metaclass=ModuleMeta):
         """``module % x``: the updated module and the output; a tuple is unpacked."""
         try:
             return purecall(self, *(args if isinstance(args, tuple) else (args,)))
-        except Exception as error:
+        except Exception as error:  # raised again with fewer frames
             hide_frames(error)
             raise
 

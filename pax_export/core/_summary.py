@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -133,8 +133,12 @@ def summary_lines(module: Node, below: bool = True) -> list[str]:
             got=repr(text),
             write="return super().__repr__()",
         )
+    return tree_lines(text, named_submodules(module) if below else [])
+
+
+def tree_lines(text: str, children: Sequence[tuple[str, Any]]) -> list[str]:
+    """Returns a line and the summaries of named modules below it."""
     lines = [text]
-    children = named_submodules(module) if below else []
     for number, (name, child) in enumerate(children):
         last = number == len(children) - 1
         head, *tail = child.summary(return_list=True)

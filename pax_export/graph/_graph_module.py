@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -50,8 +51,7 @@ class GraphModule(Module):
         GraphModule
         ├── modules.0: Linear(in_dim=8, out_dim=8, with_bias=True)
         ├── modules.1: x => relu(x)
-        ├── modules.2: x => identity(x)
-        └── modules.3: x => add(x)
+        └── modules.3: add(x, modules.1)
         >>> net(jnp.ones((5, 8))).shape
         (5, 8)
     """
@@ -78,6 +78,14 @@ class GraphModule(Module):
                 write="one value for each, in this order",
             )
         return self._program.run(self.modules, xs)
+
+    def summary(self, return_list: bool = False) -> str | list[str]:
+        """Returns the modules as text, with the values that each takes from elsewhere.
+
+        Values are inputs and modules by name; a module without any takes that of the line above.
+        """
+        lines = name_sources(list(super().summary(return_list=True)), self._program, self.modules)
+        return lines if return_list else "\n".join(lines)
 
     def to_dot(self) -> str:
         """Returns the graph as DOT text, which Graphviz and many editors draw.
@@ -186,6 +194,51 @@ def draw_program(title: str, program: Program, modules: Sequence[Any]) -> str:
             lines += _edge_lines(step.inputs, str(number), joins, shapes)
     lines += _edge_lines((program.output,), "output", joins, shapes)
     return "\n".join([*lines, "}"])
+
+
+def name_sources(lines: list[str], program: Program, modules: Sequence[Any]) -> list[str]:
+    """Adds the sources to the lines of a summary, and drops those that only group values."""
+    joins = _joining_steps(program, modules)
+    first = len(program.inputs)
+    names = [entry.name for entry in program.inputs]
+    names += [f"modules.{number}" for number in range(len(modules))]
+    above = program.inputs[0].name if first == 1 else ""
+    shown = []
+    for line in lines:
+        row = _ROW.fullmatch(line)
+        if row is None:
+            shown.append(line)
+            continue
+        start, number, text = row[1], first + int(row[2]), row[3]
+        if number in joins and number != program.output:
+            continue
+        sources = _sources(program.steps[number - first], joins, names)
+        if sources != above:
+            function = _FUNCTION.fullmatch(text)
+            text = f"{function[1]}({sources})" if function else f"{text} <- {sources}"
+        shown.append(f"{start}{names[number]}: {text}")
+        above = names[number]
+    return shown
+
+
+#: The first line of a module in a summary, and that of a function.
+_ROW = re.compile(r"([├└]── )modules\.(\d+): (.*)")
+_FUNCTION = re.compile(r"x => (.*)\(x\)")
+
+
+def _sources(step: Step, joins: dict[int, tuple[int, ...]], names: Sequence[str]) -> str:
+    """The arguments of a step as text: names, and tuples of them."""
+
+    def name(number: int) -> str:
+        return f"({listed(joins[number])})" if number in joins else names[number]
+
+    def listed(numbers: Sequence[int]) -> str:
+        return ", ".join(map(name, numbers))
+
+    taken = step.inputs
+    if step.spread and len(taken) == 1 and taken[0] in joins:
+        taken = joins[taken[0]]
+    return listed(taken) if step.spread or len(taken) == 1 else f"({listed(taken)})"
 
 
 def _joining_steps(program: Program, modules: Sequence[Any]) -> dict[int, tuple[int, ...]]:

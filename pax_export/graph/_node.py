@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
-from pax_export._foundations.errors import InvalidArgumentTypeError, NotPicklableError
+from pax_export._foundations.errors import (
+    InvalidArgumentError,
+    InvalidArgumentTypeError,
+    NotPicklableError,
+)
 from pax_export._foundations.types import PyTree
 from pax_export.core import Module, describe_array, is_array, pure
 from pax_export.graph._adapters import Spread, as_module, identity
@@ -94,10 +98,12 @@ class Node:
         values = (self.value, other.value)
         return _apply_node((self, other), Spread(as_module(fn)), values)
 
+    @property  # not a method, because `jax.jit` asks for it without a call
+    def __jax_array__(self) -> NoReturn:
+        raise _not_a_value(self, _AS_ARRAY)
+
     def __array__(self, *_: object, **__: object) -> NoReturn:
-        raise _not_a_value(
-            self, "x >> layer for layer(x), x >> jax.numpy.tanh for jax.numpy.tanh(x)"
-        )
+        raise _not_a_value(self, _AS_ARRAY)
 
     def _refuse_operator(self, other: object) -> NoReturn:
         raise _not_a_value(
@@ -195,8 +201,11 @@ def _side_by_side(kind: type, *nodes: Node) -> tuple[Node, ...]:
     return tuple(parents)
 
 
-def _not_a_value(node: Node, write: str) -> InvalidArgumentTypeError:
-    return InvalidArgumentTypeError(
+_AS_ARRAY = "x >> layer for layer(x), x >> jax.numpy.tanh for jax.numpy.tanh(x)"
+
+
+def _not_a_value(node: Node, write: str) -> InvalidArgumentError:
+    return InvalidArgumentError(  # jax drops a TypeError of `__jax_array__`
         "A node of a graph is not an array; functions are applied to it by >>.",
         got=repr(node),
         write=write,

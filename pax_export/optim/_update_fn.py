@@ -85,7 +85,7 @@ def build_update_fn(loss_fn: Callable[..., Any], *, scan_mode: bool = False) -> 
         require_model_and_optimizer(model, optimizer)
         try:
             (loss, (aux, updated)), grads = grad_fn(model, *inputs)
-        except Exception as error:
+        except Exception as error:  # raised again with fewer frames
             hide_frames(error)
             raise
         assert_structure_equal(model, updated)
@@ -127,7 +127,11 @@ def _unchanged_state(model: Module) -> UnchangedStateWarning:
 
 def _changing_arrays(model: Module) -> list[Any]:
     """The averages and keys that a call in train mode replaces."""
-    layers = [x for _, x in named_modules(model) if callable(x) and x.training == model.training]
+    layers = [
+        x
+        for _, x in named_modules(model)
+        if callable(x) and getattr(x, "training", None) == model.training
+    ]
     declared = itertools.chain.from_iterable(declared_in(layer).values() for layer in layers)
     found = [each.array for each in declared if each.declared.role in ("average", "key")]
     return jax.tree_util.tree_leaves(found)

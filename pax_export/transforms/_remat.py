@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import jax
 
-from pax_export._foundations.errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export._foundations.errors import (
+    InvalidArgumentError,
+    InvalidArgumentTypeError,
+    NearNameWarning,
+    a_few,
+    near_names,
+)
+from pax_export._foundations.jaxpr import jaxpr_parameters
+from pax_export._foundations.types import TracedProgram
 from pax_export.core import Module
 from pax_export.transforms._checks import check_function, checked_integers
 from pax_export.transforms._layer import TransformedLayer
@@ -86,12 +95,41 @@ def remat(
             require_array_results(results[-1].parts, "remat")
             return [x for x, n in zip(results[-1].leaves, results[-1].untouched) if n is None]
 
+        if names := _names_in(policy):
+            _warn_of_unknown_names(names, jax.make_jaxpr(run)(leaves))
         checkpointed = jax.checkpoint(run, prevent_cse=prevent_cse, policy=policy)
         changed = iter(checkpointed(leaves))
         after = [next(changed) if n is None else call.leaves[n] for n in results[-1].untouched]
         return call.finish(results[-1], after)
 
     return recomputed
+
+
+def _names_in(policy: object) -> set[str]:
+    """The names that a policy of jax was made for, also of two policies: its closure has them."""
+    found: set[str] = set()
+    for cell in getattr(policy, "__closure__", None) or ():
+        value = cell.cell_contents
+        if isinstance(value, (set, frozenset)):
+            found.update(name for name in value if isinstance(name, str))
+        elif callable(value):
+            found |= _names_in(value)
+    return found
+
+
+def _warn_of_unknown_names(names: set[str], program: TracedProgram) -> None:
+    """Warns unless the function names a value so; several functions may share a policy."""
+    own = {name for name in jaxpr_parameters(program, ["name"]) if isinstance(name, str)}
+    near = [near_names(name, sorted(own - names)) for name in sorted(names - own)]
+    if any(near) or not names & own:
+        warning = NearNameWarning(
+            "The policy of remat is for names that the function gives to no value.",
+            where="remat.policy",
+            got=f"{a_few(sorted(names - own), 5)}; the function has "
+            f"{a_few(sorted(own), 5) or 'no names'}",
+            write="the same name in jax.ad_checkpoint.checkpoint_name(value, name)",
+        )
+        warnings.warn(warning, stacklevel=4)
 
 
 def _check_policy(policy: object) -> None:

@@ -34,8 +34,7 @@ def test_the_residual_computes_and_prints():
         "GraphModule",
         "├── modules.0: Linear(in_dim=8, out_dim=8, with_bias=True)",
         "├── modules.1: x => relu(x)",
-        "├── modules.2: x => identity(x)",
-        "└── modules.3: x => add(x)",
+        "└── modules.3: add(x, modules.1)",
     ]
     linear = net.modules[0]
     np.testing.assert_array_equal(net(X), X + jax.nn.relu(linear(X)))
@@ -50,8 +49,8 @@ def test_a_tuple_needs_no_identity():
     net = build(recipe, X, X)
     assert net.summary().splitlines() == [
         "GraphModule",
-        "├── modules.0: Linear(in_dim=8, out_dim=8, with_bias=True)",
-        "└── modules.1: x => functools.partial(concatenate, axis=-1)(x)",
+        "├── modules.0: Linear(in_dim=8, out_dim=8, with_bias=True) <- a",
+        "└── modules.1: functools.partial(concatenate, axis=-1)((modules.0, b, a))",
     ]
     np.testing.assert_array_equal(net(X, 2 * X)[:, 8:16], 2 * X)
 

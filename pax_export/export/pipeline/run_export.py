@@ -77,7 +77,7 @@ def run_export(exporter: FormatExporter, request: Request) -> Report:
         exporter.find(request)
         try:
             return _Export(exporter, request, run).write()
-        except Exception as error:
+        except Exception as error:  # raised again with fewer frames
             if isinstance(error, PaxError):
                 name_modules(error, exporter, request)
             hide_frames(error)
