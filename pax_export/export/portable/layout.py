@@ -1,10 +1,11 @@
-"""Chooses features-first layouts for convolutions and pools, and cancels transposes.
+"""Chooses the runtime's layout for convolutions and pools, and cancels transposes.
 
-Runtimes convolve ``[batch, features, height, width]`` fastest, and jax models mostly have features
-last. Here a value may have another order of axes than in the program: a convolution returns the
-runtime's order, elementwise operations keep the order, and others permute their axes. Operations
-without a rule get the program's order, by one transpose. In programs without convolutions, only
-transposes around batched products, as of attention, are moved.
+ONNX convolves ``[batch, features, height, width]`` and TFLite ``[batch, height, width, features]``;
+a model may have the other. Here a value may have another order of axes than in the program: a
+convolution returns the runtime's order, elementwise operations keep the order, and others permute
+their axes. Operations without a rule get the program's order, by one transpose. In programs whose
+convolutions have the runtime's layout, only transposes around batched products, as of attention,
+are moved.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 from jax import lax
 
 from pax_export._foundations.jaxpr import bind_equation, is_literal, needed_equations
-from pax_export.export.portable.program import PortableProgram
+from pax_export.export.portable.program import PortableProgram, again
 
 Order = tuple[int, ...]
 _CONV = "conv_general_dilated"
@@ -102,11 +103,12 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 def laid_out(program: PortableProgram, features_first: bool) -> PortableProgram:
     """Returns the program with fewer transposes.
 
-    With `features_first`, convolutions get the layout of ``[batch, features, ...]``; without them
-    only transposes around batched products move.
+    Convolutions get the layout of ``[batch, features, ...]``, or without `features_first` that of
+    ``[batch, ..., features]``.
     """
     equations = needed_equations(program.jaxpr)
-    moves_all = features_first and any(each.primitive.name == _CONV for each in equations)
+    convolutions = (each for each in equations if each.primitive.name == _CONV)
+    moves_all = any(_is_laid_otherwise(each, features_first) for each in convolutions)
     moved = set() if moves_all else _around_products(equations)
     if not moved and not moves_all:
         return program
@@ -122,13 +124,44 @@ def laid_out(program: PortableProgram, features_first: bool) -> PortableProgram:
                 or any(isinstance(x, LazyBroadcast) or not x.is_plain for x in given)
             )
         )
-        found = RULES.get(name) if is_moved else None
-        made = None if found is None else found(equation, given)
+        made = None
+        if is_moved and name == _CONV:
+            made = _convolved(equation, given, features_first)
+        elif is_moved and name in RULES:
+            made = RULES[name](equation, given)
         if made is None:
             made = bind_equation(equation, [array_of(each) for each in given])
         return [_laid(each) for each in made]
 
     return program.rebuilt(operate, _laid, array_of)
+
+
+def _is_laid_otherwise(equation: Any, features_first: bool) -> bool:
+    x, _, result = _layouts(equation, features_first)
+    return (x, result) != (plain(len(x)), plain(len(x)))
+
+
+def _layouts(equation: Any, features_first: bool) -> tuple[Order, Order, Order]:
+    """Returns the program's axes of images, kernel and result in the order of a runtime."""
+    numbers = equation.params["dimension_numbers"]
+    if features_first:
+        return tuple(numbers.lhs_spec), tuple(numbers.rhs_spec), tuple(numbers.out_spec)
+    (batch, features, *space), (out, *kernel) = numbers.lhs_spec, numbers.rhs_spec
+    result, channels, *places = numbers.out_spec
+    return (batch, *space, features), (*kernel[1:], kernel[0], out), (result, *places, channels)
+
+
+def _convolved(equation: Any, operands: Sequence[Laid], features_first: bool) -> Sequence[Laid]:
+    (x, kernel), orders = operands, _layouts(equation, features_first)
+    first, last = plain(x.rank), (0, x.rank - 1, *range(1, x.rank - 1))
+    made = again(
+        equation,
+        [x.lying(orders[0]), kernel.lying(orders[1])],
+        dimension_numbers=lax.ConvDimensionNumbers(first, first, first)
+        if features_first
+        else lax.ConvDimensionNumbers(last, (x.rank - 1, x.rank - 2, *range(x.rank - 2)), last),
+    )
+    return [Laid(made[0], orders[2])]
 
 
 def _around_products(equations: Sequence[Any]) -> set[Any]:

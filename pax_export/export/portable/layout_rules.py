@@ -26,19 +26,6 @@ Operands = list[Any]
 Results = Sequence[Any] | None
 
 
-@rule("conv_general_dilated")
-def conv(equation: Any, operands: Operands) -> Results:
-    x, kernel = operands
-    numbers = equation.params["dimension_numbers"]
-    ranks = plain(x.rank)
-    made = again(
-        equation,
-        [x.lying(tuple(numbers.lhs_spec)), kernel.lying(tuple(numbers.rhs_spec))],
-        dimension_numbers=lax.ConvDimensionNumbers(ranks, ranks, ranks),
-    )
-    return [Laid(made[0], tuple(numbers.out_spec))]
-
-
 @rule("dot_general")
 def dot_general(equation: Any, operands: Operands) -> Results:
     if not is_batched_product(equation):

@@ -31,8 +31,8 @@ class PassOptions:
             constants.
         keep: keep functions for which runtimes have operators.
         move: move transposes to where they are not needed.
-        features_first: with `move`, use the layout of runtimes that convolve ``[batch, features,
-            ...]``.
+        features_first: with `move`, convolve ``[batch, features, ...]``, else ``[batch, ...,
+            features]``.
         integers: pass integers from a quantized layer to the next, through float32 at most.
     """
 

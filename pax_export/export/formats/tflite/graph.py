@@ -58,7 +58,7 @@ def make_signature(
     Functions that TFLite has an operator for are kept whole, unless it is to be `exact`.
     """
     _check_places(program)
-    # The builder computes constants and removes transposes, because it knows more about operators.
+    # The builder computes constants.
     wanted = PassOptions(
         fold=fold,
         compute=False,

@@ -14,7 +14,6 @@ import numpy as np
 from pax_export.export.formats.tflite.builder.encode import graphs_of
 from pax_export.export.formats.tflite.builder.graph import Graph, Operator, Tensor, emit
 from pax_export.export.formats.tflite.builder.integers import Stored, weight_constants
-from pax_export.export.formats.tflite.builder.moves import is_turned, permutation_of, transpose
 from pax_export.export.formats.tflite.builder.simplify import drop_unread
 
 _LAYERS = ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED")
@@ -26,8 +25,6 @@ _INT32 = np.iinfo(np.int32)
 
 def rounded(x: Tensor, scale: float, zero: int) -> Tensor:
     """Returns inputs rounded to the values of their integers."""
-    if is_turned(x):
-        return transpose(rounded(x.operator.inputs[0], scale, zero), permutation_of(x))
     told = {"scale": scale, "zero": zero}  # so that others are another operator
     (made,) = emit("QUANTIZE", [x], [(x.shape, np.int8)], **told)
     _as(made, scale, zero)

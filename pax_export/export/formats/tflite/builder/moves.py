@@ -25,45 +25,6 @@ def one(*arguments: Any, **options: Any) -> Tensor:
     return emit(*arguments, **options)[0]
 
 
-def before_transpose(values: Sequence[Tensor]) -> tuple[list[Tensor], list[int]] | None:
-    """Arrays as they are before the one transpose that all of them come through.
-
-    It is moved behind what computes with each element alone: there it may meet its opposite.
-    """
-    turned = [each for each in values if is_turned(each)]
-    if not turned:
-        return None
-    permutation = permutation_of(turned[0])
-    rank = len(permutation)
-    back = [permutation.index(axis) for axis in builtins.range(rank)]
-    sources = []
-    for each in values:
-        if len(each.shape) > rank:
-            return None
-        if is_turned(each):
-            if permutation_of(each) != permutation:
-                return None
-            sources.append(each.operator.inputs[0])
-            continue
-        if len(each.shape) == 0:
-            sources.append(each)
-            continue
-        if each.value is None and not (len(each.shape) == rank and _is_moved_free(each, back)):
-            return None
-        missing = rank - len(each.shape)
-        wide = reshape(each, [*[1] * missing, *each.shape]) if missing else each
-        sources.append(transpose(wide, back))
-    return sources, permutation
-
-
-def is_turned(x: Tensor) -> bool:
-    return x.made_by == "TRANSPOSE" and x.graph is current()
-
-
-def permutation_of(x: Tensor) -> list[int]:
-    return [int(each) for each in x.operator.inputs[1].value]
-
-
 def _is_moved_free(x: Tensor, permutation: Sequence[int]) -> bool:
     """Whether a transpose moves dimensions of 1 only, which is a reshape."""
     wide = [axis for axis in permutation if x.shape[axis] != 1]
@@ -116,8 +77,6 @@ def stack(values: Sequence[Any], axis: int = 0) -> Tensor:
 def concat(values: Sequence[Any], axis: int) -> Tensor:
     found = alike(*values)
     axis %= len(found[0].shape)
-    if all(map(is_turned, found)) and (moved := before_transpose(found)) is not None:
-        return transpose(concat(moved[0], moved[1][axis]), moved[1])
     shapes = zip(*(each.shape for each in found))
     sizes = [next((n for n in each if n is not None), None) for each in shapes]
     along = [each.shape[axis] for each in found]
@@ -174,9 +133,9 @@ def expand_dims(x: object, axis: int) -> Tensor:
 def transpose(x: Any, permutation: Sequence[int]) -> Tensor:
     x = tensor(x)
     permutation = [int(each) for each in permutation]
-    if is_turned(x):
-        before = permutation_of(x)
-        x, permutation = x.operator.inputs[0], [before[each] for each in permutation]
+    if x.made_by == "TRANSPOSE" and x.graph is current():
+        x, before = x.operator.inputs
+        permutation = [int(before.value[each]) for each in permutation]
     if permutation == sorted(permutation):
         return x
     sizes = [x.shape[axis] for axis in permutation]
@@ -203,11 +162,6 @@ def tile(x: Tensor, times: object) -> Tensor:
 
 def pad(x: Tensor, widths: Any, constant_values: Any = 0) -> Tensor:
     widths, value = tensor(widths, int32), tensor(constant_values, x.dtype)
-    if is_turned(x) and widths.value is not None:
-        permutation = permutation_of(x)
-        back = [permutation.index(axis) for axis in builtins.range(len(permutation))]
-        found = pad(x.operator.inputs[0], widths.value[back], value)
-        return transpose(found, permutation)
     sizes: list[Any] = [None] * len(x.shape)
     if widths.value is not None:
         sizes = [None if n is None else n + int(w.sum()) for n, w in zip(x.shape, widths.value)]
@@ -243,10 +197,6 @@ def getitem(x: Tensor, index: object) -> Tensor:
     """``x[index]``: numbers and slices, whose ends may be tensors."""
     index = list(index) if isinstance(index, tuple) else [index]
     index += [slice(None)] * (len(x.shape) - len(index))
-    if is_turned(x) and all(isinstance(each, slice) for each in index):
-        permutation = permutation_of(x)
-        back = [permutation.index(axis) for axis in builtins.range(len(permutation))]
-        return transpose(getitem(x.operator.inputs[0], tuple(index[i] for i in back)), permutation)
     if x.made_by == "SHAPE" and isinstance(index[0], int):
         size = x.operator.inputs[0].shape[index[0]]
         if size is not None:

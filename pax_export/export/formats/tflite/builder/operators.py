@@ -26,13 +26,9 @@ from pax_export.export.formats.tflite.builder.graph import (
     tensor,
 )
 from pax_export.export.formats.tflite.builder.moves import (
-    before_transpose,
-    is_turned,
     like_shape,
     one,
-    permutation_of,
     reshape,
-    transpose,
 )
 
 #: The largest rank that kernels broadcast.
@@ -56,9 +52,6 @@ def _elementwise(
     name: str, fold: Callable, values: Sequence[Tensor], dtype: DTypeLike | None = None
 ) -> Tensor:
     dtype = values[-1].dtype if dtype is None else dtype
-    if (found := before_transpose(values)) is not None:
-        sources, permutation = found
-        return transpose(_elementwise(name, fold, sources, dtype), permutation)
     shape = together(*(each.shape for each in values))
     wide = [each for each in values if not each.shape.known or each.shape.size != 1]
     if len(shape) > _BROADCAST and any(list(each.shape) != shape for each in values):
@@ -130,9 +123,6 @@ _abs = _unary("ABS", np.abs)
 
 def relu6_of_relu(x: Tensor) -> Tensor | None:
     """The operator that a minimum of 6 and a `relu` is; None for a minimum of 6 and another."""
-    if is_turned(x):
-        found = relu6_of_relu(x.operator.inputs[0])
-        return None if found is None else transpose(found, permutation_of(x))
     if x.made_by != "RELU" or x.graph is not current():
         return None
     return relu6(x.operator.inputs[0])
@@ -164,8 +154,6 @@ def cast(x: object, dtype: DTypeLike) -> Tensor:
     x, dtype = tensor(x), np.dtype(dtype)
     if x.dtype == dtype:
         return x
-    if is_turned(x):
-        return transpose(cast(x.operator.inputs[0], dtype), permutation_of(x))
     types = {"in_data_type": x.dtype.name, "out_data_type": dtype.name}
     return one("CAST", [x], [(x.shape, dtype)], lambda v: v.astype(dtype), **types)
 
@@ -195,13 +183,6 @@ def _reduction(name: str, fold: Callable) -> Callable[..., Tensor]:
         rank = len(x.shape)
         axes = list(builtins.range(rank)) if axis is None else np.atleast_1d(axis).tolist()
         axes = sorted(each % rank for each in axes)
-        if is_turned(x):
-            permutation = permutation_of(x)
-            found = operate(x.operator.inputs[0], [permutation[each] for each in axes], keepdims)
-            if not keepdims:
-                left = [axis for i, axis in enumerate(permutation) if i not in axes]
-                permutation = [sorted(left).index(axis) for axis in left]
-            return transpose(found, permutation)
         kept = [1 if i in axes else n for i, n in enumerate(x.shape) if keepdims or i not in axes]
         places = constant(np.array(axes, np.int32))
         return one(

@@ -156,8 +156,6 @@ class _Fusion:
             return self._fuse_activation(operator)
         if operator.name == "RESHAPE":
             return self._keep_axes(operator)
-        if operator.name == "DIV":
-            return self._undo_product(operator)
         return self._fuse_bias(operator) if operator.name == "ADD" else None
 
     def _producer(self, tensor: Tensor) -> Operator | None:
@@ -196,17 +194,6 @@ class _Fusion:
         made.options = {**made.options, "keep_dims": True}
         x.shape = result.shape
         return x
-
-    def _undo_product(self, operator: Operator) -> Tensor | None:
-        """Returns the means of a pool whose sums are divided by the size of its windows."""
-        x, number = operator.inputs
-        made = self._producer(x)
-        if made is None or made.name != "MUL" or made.outputs[0] is not x or _is_activated(made):
-            return None
-        means, size = made.inputs
-        if means.made_by != "AVERAGE_POOL_2D" or number.value is None or number.value.size != 1:
-            return None
-        return means if np.all(number.value == size.value) else None
 
     def _fuse_bias(self, operator: Operator) -> Tensor | None:
         """Makes a vector that is added to each channel the bias of a layer without one."""

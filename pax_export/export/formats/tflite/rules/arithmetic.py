@@ -66,8 +66,17 @@ def sign(op: Operation, x: Tensor) -> Any:
 @rule("div", thin=True)
 def div(op: Operation, x: Tensor, y: Tensor) -> Any:
     if is_float(op):
-        return broadcast(lite.divide, x, y)
+        means = _means(x, y)
+        return broadcast(lite.divide, x, y) if means is None else means
     return wrapped(_quotient(op, x, y)[0], op.dtype)
+
+
+def _means(x: Tensor, y: Tensor) -> Tensor | None:
+    """Returns the means of a pool whose sums are divided by the size of its windows."""
+    if x.made_by != "MUL" or single(y) is None:
+        return None
+    means, size = x.operator.inputs
+    return means if means.made_by == "AVERAGE_POOL_2D" and single(y) == single(size) else None
 
 
 @rule("rem", thin=True)
