@@ -96,9 +96,9 @@ def _of_export(path: Path, key: str | None, trusted: bool) -> tuple[Function, di
 
 
 def _of_foreign(path: Path, key: str | None, trusted: bool) -> tuple[Function, dict[str, str]]:
-    from pax_export.export.artifact import checking
+    from pax_export.export.artifact import loading
 
-    checking.saved_model(path, trusted=trusted)
+    loading.saved_model(path, trusted=trusted)
     tf = require("tensorflow", "tensorflow", "run")
     try:
         model = tf.saved_model.load(str(path))

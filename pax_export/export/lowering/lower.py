@@ -36,10 +36,10 @@ from pax_export.export.lowering.rewrites import (
 )
 from pax_export.export.lowering.shardings import drop_shardings, says_shardings
 from pax_export.export.portable.any_size import lowerable
-from pax_export.export.portable.on_cpus import fast_on_cpus
-from pax_export.export.portable.without_libraries import (
+from pax_export.export.portable.for_xla import (
     ANY_PLATFORM,
     XLA_EXPANDS,
+    fast_on_cpus,
     without_libraries,
 )
 from pax_export.export.tracing import dtypes

@@ -13,7 +13,7 @@ import jax
 from pax_export._foundations.errors import InvalidArgumentError
 from pax_export._foundations.files.directory import check, check_plain, replace_path
 from pax_export._foundations.types import PyTree
-from pax_export.export.artifact.ours import saved_model
+from pax_export.export.artifact.own_exports import saved_model
 from pax_export.export.artifact.report import DEFAULT
 from pax_export.export.formats.generated_files import generated_files_removed
 from pax_export.export.formats.saved_model.processing import trackables

@@ -14,7 +14,7 @@ from pax_export._foundations.errors import (
     InvalidArgumentTypeError,
     near_names,
 )
-from pax_export.export.artifact.options import ExportOptions, Summarized
+from pax_export.export.artifact.formats import ExportOptions, Summarized
 from pax_export.export.artifact.report import DEFAULT
 from pax_export.export.tracing.programs import STATE_ELSEWHERE
 

@@ -25,7 +25,7 @@ from pax_export._foundations.files.side_files import (
 from pax_export._foundations.optional import require
 from pax_export.export.artifact.card import write_card
 from pax_export.export.artifact.formats import Format
-from pax_export.export.artifact.ours import export_of_ours
+from pax_export.export.artifact.own_exports import export_of_ours
 from pax_export.export.artifact.report import Report, Validated
 from pax_export.export.pipeline.arguments import check_choice
 from pax_export.export.validation.budget import SPARE, Budget

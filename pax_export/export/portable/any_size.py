@@ -21,11 +21,14 @@ from pax_export.export.portable.decompositions.linear_algebra import (
     ormqr,
     tridiagonal_solve,
 )
-from pax_export.export.portable.decompositions.reductions import reduce_prod
-from pax_export.export.portable.decompositions.windows import by_loop, greatest, least
+from pax_export.export.portable.decompositions.reductions import (
+    by_loop,
+    greatest,
+    least,
+    reduce_prod,
+)
 from pax_export.export.portable.fourier import fourier_sums
-from pax_export.export.portable.program import is_key, is_static, traced
-from pax_export.export.portable.rewrite import rewritten
+from pax_export.export.portable.program import is_key, is_static, rewritten, traced
 from pax_export.export.portable.sizes import trace
 
 #: Primitive name -> a function from an equation to a function of its operands,

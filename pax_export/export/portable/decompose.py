@@ -13,8 +13,8 @@ from jax import lax
 from pax_export._foundations.jax import find_expansion, find_sparse
 from pax_export.export.portable import kept
 from pax_export.export.portable.decompositions import DECOMPOSITIONS, NotDecomposedError
-from pax_export.export.portable.decompositions.windows import greatest, least
-from pax_export.export.portable.rewrite import rewritten
+from pax_export.export.portable.decompositions.reductions import greatest, least
+from pax_export.export.portable.program import rewritten
 from pax_export.export.portable.sizes import has_no_elements, trace
 
 Has = Callable[[Any], bool]

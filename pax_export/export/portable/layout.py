@@ -10,16 +10,20 @@ are moved.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from jax import lax
 
 from pax_export._foundations.jaxpr import bind_equation, is_literal, needed_equations
+from pax_export.export.portable import kept
 from pax_export.export.portable.program import PortableProgram, again
+from pax_export.export.portable.sizes import same_size
 
 Order = tuple[int, ...]
 _CONV = "conv_general_dilated"
+_POOLS = frozenset({"reduce_window_max", "reduce_window_sum"})
 
 
 class Laid:
@@ -107,8 +111,7 @@ def laid_out(program: PortableProgram, features_first: bool) -> PortableProgram:
     ``[batch, ..., features]``.
     """
     equations = needed_equations(program.jaxpr)
-    convolutions = (each for each in equations if each.primitive.name == _CONV)
-    moves_all = any(_is_laid_otherwise(each, features_first) for each in convolutions)
+    moves_all = any(_is_laid_otherwise(each, features_first) for each in equations)
     moved = set() if moves_all else _around_products(equations)
     if not moved and not moves_all:
         return program
@@ -128,6 +131,9 @@ def laid_out(program: PortableProgram, features_first: bool) -> PortableProgram:
         if is_moved and name == _CONV:
             made = _convolved(equation, given, features_first)
         elif is_moved and name in RULES:
+            if name in _POOLS and not features_first and given[0].is_plain:
+                order = _pool_order(equation)
+                given = [Laid(given[0].lying(order), order)]
             made = RULES[name](equation, given)
         if made is None:
             made = bind_equation(equation, [array_of(each) for each in given])
@@ -137,8 +143,22 @@ def laid_out(program: PortableProgram, features_first: bool) -> PortableProgram:
 
 
 def _is_laid_otherwise(equation: Any, features_first: bool) -> bool:
+    if equation.primitive.name in _POOLS and not features_first:
+        return _pool_order(equation) != plain(equation.invars[0].aval.ndim)
+    if equation.primitive.name != _CONV:
+        return False
     x, _, result = _layouts(equation, features_first)
     return (x, result) != (plain(len(x)), plain(len(x)))
+
+
+def _pool_order(equation: Any) -> Order:
+    """Returns the program's axes of a pool with the features last."""
+    params, rank = equation.params, equation.invars[0].aval.ndim
+    names = ("window_dimensions", "window_strides", "padding")
+    windows = [*zip(*(params[name] for name in names))]
+    space = [axis for axis, window in enumerate(windows) if window != (1, 1, (0, 0))]
+    is_first = rank > 2 and space == [*range(2, rank)]
+    return (0, *space, 1) if is_first else plain(rank)
 
 
 def _layouts(equation: Any, features_first: bool) -> tuple[Order, Order, Order]:
@@ -196,3 +216,289 @@ def _laid(value: Any) -> Laid:
 
 def array_of(value: Any) -> Any:
     return value.lying(plain(value.rank)) if isinstance(value, Laid) else value
+
+
+# --- Layout rules: how each operation permutes its axes ---
+
+
+Operands = list[Any]
+Results = Sequence[Any] | None
+
+
+@rule("dot_general")
+def dot_general(equation: Any, operands: Operands) -> Results:
+    if not is_batched_product(equation):
+        return None
+    x, y = operands
+    (x_sum, y_sum), (x_batch, y_batch) = equation.params["dimension_numbers"]
+    left, right = _Factor(x, x_sum, x_batch), _Factor(y, y_sum, y_batch)
+    # The program's number of each axis of the result.
+    count = len(x_batch)
+    of_x = {axis: count + i for i, axis in enumerate(left.free)}
+    of_y = {axis: count + len(of_x) + i for i, axis in enumerate(right.free)}
+    factors = [(left, of_x), (right, of_y)]
+    if left.is_moved(first=True) + right.is_moved() > right.is_moved(first=True) + left.is_moved():
+        factors.reverse()
+    (one, _), (other, _) = factors
+    made = again(
+        equation,
+        [one.value.lying(one.value.order), other.value.lying(other.value.order)],
+        dimension_numbers=(
+            (one.places(one.sums), other.places(other.sums)),
+            (one.places(one.batch), other.places(other.batch)),
+        ),
+    )
+    free = [axes[axis] for each, axes in factors for axis in each.value.order if axis in axes]
+    return [Laid(made[0], (*range(count), *free))]
+
+
+class _Factor:
+    def __init__(self, value: Laid, sums: Sequence[int], batch: Sequence[int]):
+        self.value, self.sums, self.batch = value, sums, batch
+        self.free = [axis for axis in range(value.rank) if axis not in (*sums, *batch)]
+
+    def places(self, axes: Sequence[int]) -> tuple[int, ...]:
+        return tuple(map(self.value.place, axes))
+
+    def is_moved(self, first: bool = False) -> bool:
+        """Returns whether runtimes need another order, as the first or the second operand.
+
+        They exchange two axes of a matrix themselves.
+        """
+        free = sorted(self.places(self.free))
+        rest = [[*free, *self.places(self.sums)], [*self.places(self.sums), *free]]
+        orders = rest if len(free) == len(self.sums) == 1 else rest[:1] if first else rest[1:]
+        return all(
+            [*self.places(self.batch), *each] != [*range(self.value.rank)] for each in orders
+        )
+
+
+@rule("transpose")
+def transpose(equation: Any, operands: Operands) -> Results:
+    (x,) = operands
+    back = inverse(equation.params["permutation"])
+    if isinstance(x, LazyBroadcast):
+        shape = tuple(x.shape[axis] for axis in equation.params["permutation"])
+        return [LazyBroadcast(x.source, shape, [back[axis] for axis in x.axes])]
+    return [Laid(x.lying(x.order), tuple(back[axis] for axis in x.order))]
+
+
+@rule("broadcast_in_dim")
+def broadcast_in_dim(equation: Any, operands: Operands) -> Results:
+    if len(operands) != 1:
+        return None
+    (x,) = operands
+    axes = equation.params["broadcast_dimensions"]
+    shape = tuple(equation.params["shape"])
+    if isinstance(x, LazyBroadcast):
+        return [LazyBroadcast(x.source, shape, [axes[axis] for axis in x.axes])]
+    return [LazyBroadcast(x, shape, axes)]
+
+
+def _common(operands: Sequence[Laid]) -> Order:
+    """Returns the order of most operands; preferably one other than the program's."""
+    orders = [each.order for each in operands if not isinstance(each, LazyBroadcast)]
+    others = [order for order in orders if order != plain(len(order))]
+    return max(others, key=others.count) if others else plain(operands[0].rank)
+
+
+def elementwise(equation: Any, operands: Operands) -> Results:
+    rank = equation.outvars[0].aval.ndim
+    whole = [each for each in operands if each.rank == rank]
+    if not rank or any(each.rank not in (0, rank) for each in operands):
+        return None
+    if all(isinstance(each, LazyBroadcast) for each in whole):
+        spread = [each for each in whole if each.source.rank]
+        if len(spread) == 1:
+            return _of_source(equation, operands, spread[0])
+    order = _common(whole)
+    if order == plain(rank):
+        return None
+    given = [each.lying(order) if each.rank else array_of(each) for each in operands]
+    changed = {}
+    if "shape" in equation.params:
+        changed["shape"] = tuple(equation.params["shape"][axis] for axis in order)
+    return [Laid(made, order) for made in again(equation, given, **changed)]
+
+
+def _of_source(equation: Any, operands: Operands, x: LazyBroadcast) -> Results:
+    """Applies an operation on a broadcast array before the broadcast."""
+    if len(equation.outvars) != 1 or "shape" in equation.params or "sharding" in equation.params:
+        return None
+    inner = x.source.order
+    sources = [each.source if isinstance(each, LazyBroadcast) else each for each in operands]
+    given = [each.lying(each.order) for each in sources]
+    if equation.primitive.name == "select_n":  # whose cases have one shape
+        shape = x.source.lying(inner).shape
+        cases = (each if each.ndim else lax.broadcast_in_dim(each, shape, ()) for each in given[1:])
+        given = [given[0], *cases]
+    (made,) = again(equation, given)
+    return [LazyBroadcast(Laid(made, inner), equation.outvars[0].aval.shape, x.axes)]
+
+
+_ELEMENTWISE = """
+abs add and acos acosh asin asinh atan atan2 atanh cbrt ceil clamp clz convert_element_type copy
+cos cosh digamma div eq erf erf_inv erfc exp exp2 expm1 floor ge gt integer_pow is_finite le lgamma
+log log1p logistic lt max min mul ne neg not or population_count pow rem round rsqrt select_n
+shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient sub
+tan tanh xor reduce_precision optimization_barrier round_inputs
+"""
+rule(*_ELEMENTWISE.split())(elementwise)
+
+
+@rule("round_rows")
+def round_rows(equation: Any, operands: Operands) -> Results:
+    (x,) = operands
+    axes = tuple(sorted(x.place(axis % x.rank) - x.rank for axis in equation.params["axes"]))
+    return [Laid(again(equation, [x.lying(x.order)], axes=axes)[0], x.order)]
+
+
+@rule("composite")
+def composite(equation: Any, operands: Operands) -> Results:
+    name, told = kept.operation(equation)
+    (x, *_) = operands
+    if name == "mean":
+        if told["keepdims"]:
+            places = tuple(sorted(x.place(axis) for axis in told["axes"]))
+            made = kept.call(name, x.lying(x.order), axes=places, keepdims=True)
+            return [Laid(made, x.order)]
+        return _reduced(x, told["axes"], lambda y, at: kept.call(name, y, axes=at, keepdims=False))
+    if name in ("softmax", "log_softmax") and x.order[-1] == told["axis"]:
+        return [Laid(kept.call(name, x.lying(x.order), axis=x.rank - 1), x.order)]
+    if name not in kept.ELEMENTWISE:
+        return None
+    if isinstance(x, LazyBroadcast):
+        made = kept.call(name, x.source.lying(x.source.order), **told)
+        return [LazyBroadcast(Laid(made, x.source.order), x.shape, x.axes)]
+    return [Laid(kept.call(name, x.lying(x.order), **told), x.order)]
+
+
+@rule(*"reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or".split())
+def reduce(equation: Any, operands: Operands) -> Results:
+    (x,) = operands
+    return _reduced(x, equation.params["axes"], lambda y, axes: again(equation, [y], axes=axes)[0])
+
+
+def _reduced(x: Laid, axes: Sequence[int], reduce: Callable[[Any, Any], Any]) -> Results:
+    left = [axis for axis in x.order if axis not in axes]
+    order = tuple(sorted(left).index(axis) for axis in left)
+    places = tuple(sorted(x.place(axis) for axis in axes))
+    return [Laid(reduce(x.lying(x.order), places), order)]
+
+
+@rule("concatenate")
+def concatenate(equation: Any, operands: Operands) -> Results:
+    order = _common(operands)
+    at = order.index(equation.params["dimension"])
+    (made,) = again(equation, [each.lying(order) for each in operands], dimension=at)
+    return [Laid(made, order)]
+
+
+#: Parameters with an entry for each axis.
+_WINDOWS = "window_dimensions window_strides padding base_dilation window_dilation"
+_BY_AXIS = {
+    "pad": "padding_config",
+    "slice": "start_indices limit_indices strides",
+    **{f"reduce_window_{how}": _WINDOWS for how in ("sum", "max", "min")},
+}
+
+
+@rule(*_BY_AXIS)
+def by_axis(equation: Any, operands: Operands) -> Results:
+    x, *numbers = operands
+    moved = {}
+    for name in _BY_AXIS[equation.primitive.name].split():
+        values = equation.params[name]
+        moved[name] = None if values is None else tuple(values[axis] for axis in x.order)
+    (made,) = again(equation, [x.lying(x.order), *map(array_of, numbers)], **moved)
+    return [Laid(made, x.order)]
+
+
+@rule("rev")
+def rev(equation: Any, operands: Operands) -> Results:
+    (x,) = operands
+    places = tuple(x.place(axis) for axis in equation.params["dimensions"])
+    return [Laid(again(equation, [x.lying(x.order)], dimensions=places)[0], x.order)]
+
+
+@rule("split")
+def split(equation: Any, operands: Operands) -> Results:
+    (x,) = operands
+    made = again(equation, [x.lying(x.order)], axis=x.place(equation.params["axis"]))
+    return [Laid(each, x.order) for each in made]
+
+
+@rule("squeeze")
+def squeeze(equation: Any, operands: Operands) -> Results:
+    (x,) = operands
+    return [_without(x, [axis % x.rank for axis in equation.params["dimensions"]])]
+
+
+def _without(x: Laid, gone: Sequence[int]) -> Laid:
+    left = [axis for axis in x.order if axis not in gone]
+    order = tuple(sorted(left).index(axis) for axis in left)
+    array = x.lying(x.order)
+    return Laid(lax.squeeze(array, [x.place(axis) for axis in gone]), order) if gone else x
+
+
+@rule("reshape")
+def reshape(equation: Any, operands: Operands) -> Results:
+    """Reshapes that only add or remove axes of size 1, or split and join adjacent axes."""
+    (x, *sizes) = operands
+    if sizes or equation.params["dimensions"] is not None or x.is_plain:
+        return None
+    old, new = x.shape, tuple(equation.params["new_sizes"])
+    if _wide(old) == _wide(new):
+        thin = _without(x, [axis for axis, size in enumerate(old) if same_size(size, 1)])
+        places = [axis for axis, size in enumerate(new) if not same_size(size, 1)]
+        if len(places) == len(new):
+            return [thin]
+        return [LazyBroadcast(thin, new, places)]
+    return _regrouped(x, old, new)
+
+
+def _regrouped(x: Laid, old: Sequence[Any], new: Sequence[Any]) -> Results:
+    groups = _groups(old, new)
+    if groups is None:
+        return None
+    found: list[tuple[int, list[int]]] = []
+    for before, after in groups:
+        places = [x.place(axis) for axis in before]
+        if places != list(range(places[0], places[0] + len(places))):
+            return None  # the joined axes are not adjacent
+        found.append((places[0], after))
+    order = tuple(axis for _, after in sorted(found) for axis in after)
+    made = lax.reshape(x.lying(x.order), tuple(new[axis] for axis in order))
+    return [Laid(made, order)]
+
+
+def _groups(old: Sequence[Any], new: Sequence[Any]) -> list[tuple[list[int], list[int]]] | None:
+    """Axes of a shape, and those of the other with as many elements; None if unknown."""
+    groups, i, j = [], 0, 0
+    while i < len(old) or j < len(new):
+        if i == len(old) or j == len(new):
+            return None
+        before, after = [i], [j]
+        i, j = i + 1, j + 1
+        while not same_size(_product(old, before), _product(new, after)):
+            left, right = _product(old, before), _product(new, after)
+            if not (isinstance(left, int) and isinstance(right, int)):
+                return None
+            if left < right and i < len(old):
+                before.append(i)
+                i += 1
+            elif left > right and j < len(new):
+                after.append(j)
+                j += 1
+            else:
+                return None
+        groups.append((before, after))
+    return groups
+
+
+def _product(sizes: Sequence[Any], axes: Sequence[int]) -> Any:
+    return math.prod(sizes[axis] for axis in axes)
+
+
+def _wide(shape: Sequence[Any]) -> list[str]:
+    return [str(size) for size in shape if not same_size(size, 1)]

@@ -1,22 +1,131 @@
-"""The passes in order."""
+"""The passes in order, and the first of them, which inlines calls.
+
+It is the first, because the others match adjacent equations, also across outlined layers (see
+`tracing/outline.py`) and named functions. The module path of an inlined equation is joined with
+that of the call (see `path_in`). Constants of the program become operands.
+"""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
-from pax_export.export.portable import layout_rules as layout_rules
+import numpy as np
+from jax.extend import source_info_util
+
+from pax_export._foundations.jax import needed_part
+from pax_export._foundations.jaxpr import (
+    bind_equation,
+    branch_for_cpu,
+    called_program,
+    interpret,
+    needed_equations,
+)
+from pax_export._foundations.types import PyTree
+from pax_export.core import path_in
 from pax_export.export.portable.arithmetic import computed
-from pax_export.export.portable.flatten import flattened
-from pax_export.export.portable.fold import folded
+from pax_export.export.portable.fold import folded, padded_inside
 from pax_export.export.portable.layout import laid_out
-from pax_export.export.portable.padding import padded_inside
-from pax_export.export.portable.program import PortableProgram, Weight
-from pax_export.export.portable.recognize import recognized
+from pax_export.export.portable.patterns import recognized
+from pax_export.export.portable.program import PortableProgram, Weight, traced, with_bodies
 from pax_export.export.portable.recurrent import recurrent_kept
 from pax_export.export.portable.round_between import rounded_between, without_half
+from pax_export.precision.quantized import FASTER_IN_JAX
+
+
+def flattened(
+    program: Any, leaves: Sequence[Weight], names: Mapping[int, str], count: int | None = None
+) -> PortableProgram:
+    """Returns the portable program of a closed jaxpr; the arguments are those of `optimized`."""
+    held = {id(value): value for value in _held_arrays(program)}
+    weights = [Weight(names.get(key, ""), value) for key, value in held.items()]
+    of_constant = {key: place for place, key in enumerate(held)}
+    of_leaf, by_name = [], {}
+    for leaf in leaves:  # one array may be several leaves
+        place = by_name.setdefault(leaf.name, len(weights))
+        of_leaf.append(place)
+        weights.extend([leaf] if place == len(weights) else [])
+    inputs = program.jaxpr.invars[len(leaves) :]
+
+    def run(*operands: Any) -> list[Any]:
+        def constant(value: PyTree) -> Any:
+            place = of_constant.get(id(value))
+            return value if place is None else operands[place]
+
+        given = [operands[place] for place in of_leaf]
+        return _inlined(program, [*given, *operands[len(weights) :]], constant)[:count]
+
+    like = dict(zip(of_leaf, program.jaxpr.invars))
+    for place, value in enumerate(held.values()):  # as `traced` reads a variable
+        like[place] = SimpleNamespace(aval=value if hasattr(value, "dtype") else np.asarray(value))
+    operands = [like[place] for place in range(len(weights))]
+    found = traced(run, (*operands, *inputs))
+    return PortableProgram(found.replace(jaxpr=needed_part(found)), tuple(weights))
+
+
+def _held_arrays(program: Any) -> Iterator[Any]:
+    """Yields array constants of a program and the programs that it calls."""
+    yield from (each for each in getattr(program, "consts", ()) if np.ndim(each))
+    for equation in getattr(program, "jaxpr", program).eqns:
+        called = called_program(equation)
+        if called is not None:
+            yield from _held_arrays(called)
+
+
+def _inlined(
+    program: Any,
+    arguments: Sequence[Any],
+    constant: Callable[[Any], Any] = lambda value: value,
+    callers: Sequence[Any] = (),
+) -> list[Any]:
+    chain = list(callers)
+
+    def operate(equation: Any, operands: list[Any]) -> Sequence[Any] | None:
+        if called_program(equation) is not None:
+            return None
+        if (branch := _branch_of_platform(equation)) is not None:
+            return _inlined(branch, operands[1:], constant, [*chain, equation])
+        equation = with_bodies(equation, _flat_body)
+        traceback, stack = _source([*chain, equation])
+        with source_info_util.user_context(traceback, name_stack=stack):
+            of_jax = FASTER_IN_JAX.get(equation.primitive.name)
+            if of_jax is not None:
+                return [of_jax(*operands, **equation.params)]
+            return bind_equation(equation, operands)
+
+    options: Any = {"constant": constant, "equations": needed_equations, "callers": chain}
+    return interpret(program, arguments, operate, **options)
+
+
+def _branch_of_platform(equation: Any) -> Any:
+    """The branch of `jax.lax.platform_dependent` that runs on CPUs; None for other equations."""
+    platforms = equation.params.get("branches_platforms")
+    place = None if platforms is None else branch_for_cpu(platforms)
+    return None if place is None else equation.params["branches"][place]
+
+
+def _flat_body(body: PortableProgram) -> PortableProgram:
+    def run(*operands: Any) -> list[Any]:
+        return _inlined(body.program, operands)
+
+    return replace(body, program=traced(run, body.jaxpr.invars))
+
+
+def _source(chain: Sequence[Any]) -> tuple[Any, Any]:
+    """The lines and the module path of the last equation of a chain of calls."""
+    path, believed = "", chain[0].source_info.name_stack
+    for equation in chain:
+        inner = path_in(equation, path)
+        if inner != path:
+            path, believed = inner, equation.source_info.name_stack
+    return chain[-1].source_info.traceback, believed
+
+
+# --- The passes in order ---
+
 
 T = TypeVar("T")
 

@@ -1,18 +1,20 @@
 """Complex numbers as two arrays and random keys as their words, in whole programs.
 
 Complex arrays become a real and an imaginary one, keys uint32 ``[..., 2]``: as operands, as
-results, in loops and branches. It is for targets that support neither.
+results, in loops and branches. It is for targets that support neither. The keys are those of jax's
+own generator, Threefry.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.extend.random import threefry_prng_impl
 
 from pax_export._foundations.jax import scan_operands
 from pax_export._foundations.jaxpr import (
@@ -27,10 +29,66 @@ from pax_export.export.portable.decompose import Has, decompose
 from pax_export.export.portable.decompositions.registry import NotDecomposedError
 from pax_export.export.portable.fourier import fourier_products as fourier_products
 from pax_export.export.portable.kept import PREFIX
-from pax_export.export.portable.program import CONTROL, is_key
-from pax_export.export.portable.random_keys import KEYS, on_words
-from pax_export.export.portable.rewrite import ProgramRewriter, call_of
+from pax_export.export.portable.program import CONTROL, ProgramRewriter, call_of, is_key
 from pax_export.export.portable.sizes import trace
+
+
+def on_words(equation: Any) -> Any:
+    """Traces an operation on random keys as a function of their words.
+
+    Each operand and result that is a key has a last axis of 2 in the traced program.
+
+    Raises:
+        NotDecomposedError: the keys belong to another generator.
+    """
+    atoms = (*equation.invars, *equation.outvars)
+    for dtype in [atom.aval.dtype for atom in atoms if is_key(atom.aval.dtype)]:
+        if "fry" not in str(dtype):
+            raise NotDecomposedError("of another kind than threefry2x32")
+    structs = [_words(atom.aval) for atom in equation.invars]
+    return trace(_FUNCTIONS[equation.primitive.name], structs, equation.params)
+
+
+def _words(aval: Any) -> jax.ShapeDtypeStruct:
+    if is_key(aval.dtype):
+        return jax.ShapeDtypeStruct((*aval.shape, 2), "uint32")
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+
+
+def _each(function: Callable, axes: int) -> Callable:
+    """Maps a function of one key over the axes of an array of keys."""
+    for _ in range(axes):
+        function = jax.vmap(function)
+    return function
+
+
+def _bits(words: Any, *, bit_width: int, shape: Any, **_: object) -> Any:
+    def draw(key: Any) -> Any:
+        return threefry_prng_impl.random_bits(key, bit_width, shape)
+
+    return _each(draw, words.ndim - 1)(words)
+
+
+def _fold_in(words: Any, numbers: Any, **_: object) -> Any:
+    if words.ndim - 1 != numbers.ndim:
+        raise NotDecomposedError("of keys and numbers of different shapes")
+    return _each(threefry_prng_impl.fold_in, numbers.ndim)(words, numbers)
+
+
+_FUNCTIONS: dict[str, Callable] = {
+    **dict.fromkeys(("random_wrap", "random_unwrap", "random_clone"), lambda words, **_: words),
+    "random_seed": lambda seeds, **_: _each(threefry_prng_impl.seed, seeds.ndim)(seeds),
+    "random_bits": _bits,
+    "random_split": lambda words, *, shape, **_: _each(
+        lambda key: threefry_prng_impl.split(key, shape), words.ndim - 1
+    )(words),
+    "random_fold_in": _fold_in,
+}
+KEYS = frozenset(_FUNCTIONS)
+
+
+# --- Complex numbers as two arrays and random keys as their words, in whole programs ---
+
 
 #: Operations that move numbers, or add them: two arrays take them twice.
 _MOVES = frozenset(

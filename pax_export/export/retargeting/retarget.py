@@ -26,10 +26,10 @@ from pax_export._foundations.files.overwrite_guard import Belongs, now_in
 from pax_export._foundations.files.paths import as_path
 from pax_export._foundations.optional import require
 from pax_export.export.artifact import compatibility, inspect
-from pax_export.export.artifact.checking import saved_model as check_saved_model
-from pax_export.export.artifact.checking import write_sums
 from pax_export.export.artifact.dimensions import RandomInput, random_calls
-from pax_export.export.artifact.ours import export_of_ours, saved_model
+from pax_export.export.artifact.loading import saved_model as check_saved_model
+from pax_export.export.artifact.loading import write_sums
+from pax_export.export.artifact.own_exports import export_of_ours, saved_model
 from pax_export.export.artifact.report import package_versions
 from pax_export.export.artifact.screening import screen
 from pax_export.export.formats.saved_model import SAVED_MODEL

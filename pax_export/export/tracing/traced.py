@@ -27,7 +27,7 @@ from pax_export._foundations.jaxpr import (
 from pax_export._foundations.types import PyTree, TracedProgram
 from pax_export.export import symbolic_numpy
 from pax_export.export.portable.any_size import differentiable
-from pax_export.export.portable.rewrite import discharged, with_python_numbers
+from pax_export.export.portable.program import discharged, with_python_numbers
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.outline import outline
 from pax_export.export.tracing.source_lines import attach_operations

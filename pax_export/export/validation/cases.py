@@ -27,8 +27,7 @@ from pax_export.export.artifact import dimensions
 from pax_export.export.artifact.dimensions import RandomCall, RandomInput, random_calls
 from pax_export.export.artifact.report import Report, SignatureInfo
 from pax_export.export.artifact.structure import collect, rebuild
-from pax_export.export.portable.program import traced
-from pax_export.export.portable.rewrite import rewritten
+from pax_export.export.portable.program import rewritten, traced
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.exportable import DEFAULT, make_exportable
 from pax_export.export.tracing.programs import Program

@@ -23,7 +23,7 @@ from pax_export._foundations.errors import (
 )
 from pax_export._foundations.optional import find
 from pax_export._foundations.types import PyTree
-from pax_export.export.artifact import formats, ours
+from pax_export.export.artifact import formats, own_exports
 from pax_export.export.artifact.report import CERTIFIED, certified_text, read_report
 from pax_export.export.validation import recheck
 from pax_export.export.validation.validate import Case, compare_either
@@ -96,7 +96,7 @@ def certify(
     find(*format.runtime, "certify")
     asked = [name for name in chosen if _can_run(others, name, name in runtimes)]
     if write:
-        ours.check_writable(path)
+        own_exports.check_writable(path)
     done = recheck.Rechecked(path, model, methods, finite=False, trusted=trusted)
     if failed := [each for each in done.checks if each.problem]:
         raise ValidationError("The export is not valid.", where=str(path), got=str(failed[0])[:500])
@@ -107,7 +107,7 @@ def certify(
         old = report.details.get(CERTIFIED)
         kept = {} if not isinstance(old, dict) else old
         details = report.details | {CERTIFIED: kept | told}
-        ours.replace_report(path, dataclasses.replace(report, details=details))
+        own_exports.replace_report(path, dataclasses.replace(report, details=details))
     return results
 
 

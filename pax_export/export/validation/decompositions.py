@@ -20,13 +20,12 @@ from pax_export._foundations.jax import call_with_constants
 from pax_export._foundations.jaxpr import jaxpr_constants
 from pax_export._foundations.types import Array, Equation
 from pax_export.export.lowering.lower import export_unchecked, portable
-from pax_export.export.portable.program import traced
-from pax_export.export.portable.rewrite import rewritten
-from pax_export.export.portable.without_libraries import (
+from pax_export.export.portable.for_xla import (
     ANY_PLATFORM,
     XLA_EXPANDS,
     without_libraries,
 )
+from pax_export.export.portable.program import rewritten, traced
 from pax_export.export.tracing import dtypes
 from pax_export.export.validation.cases import tolerances
 from pax_export.export.validation.serve import Arrays

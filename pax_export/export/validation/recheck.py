@@ -15,7 +15,7 @@ from typing import Any
 from pax_export._foundations.errors import InvalidArgumentError, ValidationError
 from pax_export._foundations.optional import require
 from pax_export._foundations.types import PyTree
-from pax_export.export.artifact import checking, dimensions, formats
+from pax_export.export.artifact import dimensions, formats, loading
 from pax_export.export.artifact.dimensions import RandomCall, RandomInput, random_calls
 from pax_export.export.artifact.dtypes import name_of, numpy_dtype
 from pax_export.export.artifact.report import ArrayInfo, SignatureInfo, read_report
@@ -81,7 +81,7 @@ class Rechecked:
                 got=report.target,
             )
         self.format = format
-        checking.check(path, report, trusted)
+        loading.check(path, report, trusted)
         self.reference: Any = None
         if model is not None:
             require("jax", "all", "validate --against")

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from pax_export.errors import ExportPathError
 from pax_export.export import Report, retarget, spec, to_saved_model, to_stablehlo, to_tflite
-from pax_export.export.artifact.ours import export_of_ours, saved_model
+from pax_export.export.artifact.own_exports import export_of_ours, saved_model
 from tests.export.models import affine, affine_params
 from tests.refusals import fields
 

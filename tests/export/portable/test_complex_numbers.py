@@ -11,8 +11,7 @@ from jax.lax import linalg
 from pax_export._foundations.jaxpr import inner_programs, jaxpr_dtypes
 from pax_export.export.portable.complex_numbers import COMPLEX
 from pax_export.export.portable.decompositions import NotDecomposedError
-from pax_export.export.portable.random_keys import on_words
-from pax_export.export.portable.real_numbers import NotWrittenError, in_real_numbers
+from pax_export.export.portable.real_numbers import NotWrittenError, in_real_numbers, on_words
 from tests.closeness import assert_close
 
 PARTS = np.float32([0, -0.0, 1, -1, 0.5, -3, 1e-8, 1e9])

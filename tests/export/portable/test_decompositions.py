@@ -23,8 +23,8 @@ from pax_export.export import spec, to_onnx
 from pax_export.export.portable import decompose, kept, not_decomposed
 from pax_export.export.portable.decompositions import DECOMPOSITIONS
 from pax_export.export.portable.decompositions.eigenvalues import eigh
-from pax_export.export.portable.decompositions.windows import select_and_scatter_add
-from pax_export.export.portable.flatten import flattened
+from pax_export.export.portable.decompositions.reductions import select_and_scatter_add
+from pax_export.export.portable.passes import flattened
 from pax_export.precision import quantized
 from tests.closeness import assert_close
 

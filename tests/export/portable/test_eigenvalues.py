@@ -9,7 +9,7 @@ from jax.extend.core import jaxpr_as_fun
 from pax_export.errors import ValidationError
 from pax_export.export import load, spec, to_saved_model
 from pax_export.export.portable.decompositions import DECOMPOSITIONS
-from pax_export.export.portable.without_libraries import without_libraries
+from pax_export.export.portable.for_xla import without_libraries
 from tests.closeness import assert_close
 
 

@@ -11,7 +11,7 @@ from jax import lax
 from jax.extend.core import jaxpr_as_fun
 
 from pax_export.export import load, spec, to_saved_model
-from pax_export.export.portable.on_cpus import fast_on_cpus
+from pax_export.export.portable.for_xla import fast_on_cpus
 from tests.closeness import assert_close
 
 LAST, FIRST = ("NHWC", "HWIO", "NHWC"), ("NCHW", "OIHW", "NCHW")

@@ -30,9 +30,12 @@ UNPROMISED = {
     "export/formats/stablehlo/exported.py": {"jax.extend.core.jaxpr_as_fun"},
     "export/pipeline/bisect.py": {"jax.extend.core.jaxpr_as_fun"},
     "export/portable/any_size.py": {"jax.extend.core.jaxpr_as_fun"},
-    "export/portable/on_cpus.py": {"jax.extend.core.jaxpr_as_fun"},
+    "export/portable/for_xla.py": {"jax.extend.core.jaxpr_as_fun"},
     "export/tracing/traced.py": {"jax.extend.core.jaxpr_as_fun"},
-    "export/portable/rewrite.py": {"jax.extend.core.primitives"},
+    "export/portable/program.py": {
+        "jax.extend.core.primitives",
+        "jax.extend.source_info_util",
+    },
     "export/symbolic_numpy.py": {"jax.extend.core.jaxpr_as_fun"},
     "export/validation/cases.py": {"jax.extend.core.jaxpr_as_fun"},
     "export/validation/decompositions.py": {"jax.extend.core.jaxpr_as_fun"},
@@ -57,12 +60,11 @@ UNPROMISED = {
         "jax.extend.mlir.passmanager",
         "jax.interpreters.mlir",
     },
-    "export/portable/flatten.py": {"jax.extend.source_info_util"},
-    "export/portable/program.py": {"jax.extend.source_info_util"},
+    "export/portable/passes.py": {"jax.extend.source_info_util"},
     "export/portable/decompositions/bits.py": {
         "jax.extend.core.primitives.random_gamma_p",
     },
-    "export/portable/random_keys.py": {"jax.extend.random.threefry_prng_impl"},
+    "export/portable/real_numbers.py": {"jax.extend.random.threefry_prng_impl"},
     "export/lowering/rewrites.py": {"jax.extend.mlir.dialects.stablehlo", "jax.extend.mlir.ir"},
     "export/lowering/shardings.py": {"jax.extend.mlir.dialects.stablehlo", "jax.extend.mlir.ir"},
     "sharding/_shard.py": {"jax.experimental.multihost_utils"},
@@ -144,14 +146,14 @@ def test_private_names_are_asked_for_in_one_way():
         assert f'"{name.rpartition(".")[2]}"' in text, name
     kinds = ("jax._src", "jax.interpreters.", "jax.experimental.sparse.bc")
     found = {s for s in strings() if s.startswith(kinds) and " " not in s}
-    # `artifact/module_calls.py` asks for a public module as text: it also works without jax.
+    # `artifact/screening.py` asks for a public module as text: it also works without jax.
     assert found - {"jax.interpreters.mlir"} == set(PRIVATE)
 
 
 def test_of_tensorflow_these_private_names_are_used():
     """Two files say what is less without them, which tests of theirs try.
 
-    `formats/saved_model/load.py` is slower then, and `artifact/module_calls.py` reads by jax.
+    `formats/saved_model/load.py` is slower then, and `artifact/screening.py` reads by jax.
     """
     found = {s for s in strings() if s.startswith(("tensorflow.python", "tensorflow.compiler"))}
     assert found == {

@@ -11,7 +11,7 @@ import pytest
 
 import pax_export as pax
 from pax_export._foundations.jaxpr import jaxpr_primitives
-from pax_export.export.portable.flatten import flattened
+from pax_export.export.portable.passes import flattened
 from pax_export.precision.quantized import (
     Form,
     QuantizedArray,

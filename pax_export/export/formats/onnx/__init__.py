@@ -1,7 +1,6 @@
 """ONNX files, and folders for browsers with them."""
 
-from pax_export.export.artifact.formats import Format
-from pax_export.export.artifact.options import LEVELS
+from pax_export.export.artifact.formats import LEVELS, Format
 
 ONNX = Format(
     name="onnx",
@@ -11,7 +10,7 @@ ONNX = Format(
     run="pax_export.export.formats.onnx.run:run",
     runtime=("onnxruntime", "onnx"),
     others="pax_export.export.formats.onnx.runtimes",
-    check="pax_export.export.artifact.checking:check_file",
+    check="pax_export.export.artifact.loading:check_file",
     suffix=".onnx",
     not_in_numpy=("bfloat16", "float8_e4m3fn", "float8_e5m2"),
     options={
@@ -29,7 +28,7 @@ WEB = Format(
     title="a folder for browsers",
     export="pax_export.export.formats.onnx.web.export:to_web",
     load="pax_export.export.formats.onnx.web.export:load",
-    run="pax_export.export.formats.onnx.web.run:run",
+    run="pax_export.export.formats.onnx.web.browser:run",
     check="pax_export.export.formats.onnx.web.export:check",
     run_imports=("pax_export",),
     files=(

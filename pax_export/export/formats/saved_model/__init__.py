@@ -1,7 +1,6 @@
 """SavedModels."""
 
-from pax_export.export.artifact.formats import Format
-from pax_export.export.artifact.options import ORDERS, PLATFORMS
+from pax_export.export.artifact.formats import ORDERS, PLATFORMS, Format
 
 SAVED_MODEL = Format(
     name="saved_model",
@@ -10,7 +9,7 @@ SAVED_MODEL = Format(
     load="pax_export.export.formats.saved_model.load:load",
     run="pax_export.export.formats.saved_model.run:run",
     runtime=("tensorflow", "tensorflow"),
-    check="pax_export.export.artifact.checking:saved_model",
+    check="pax_export.export.artifact.loading:saved_model",
     option="savedmodel",
     options={
         "trainable": {

@@ -20,9 +20,9 @@ from pax_export._foundations.errors import (
 from pax_export._foundations.optional import find
 from pax_export._foundations.types import PyTree
 from pax_export.export.artifact import compatibility
-from pax_export.export.artifact.checking import write_sums
+from pax_export.export.artifact.loading import write_sums
 from pax_export.export.artifact.report import SERVED, Report, package_versions
-from pax_export.export.formats.saved_model import SAVED_MODEL, checkpoint, warmup, writer
+from pax_export.export.formats.saved_model import SAVED_MODEL, warmup, writer
 from pax_export.export.formats.saved_model.operations.program import lower_to_graph
 from pax_export.export.formats.saved_model.processing import Processors
 from pax_export.export.formats.saved_model.run import run as run_saved_model
@@ -331,7 +331,7 @@ class _SavedModelContents(Contents):
         """Arrays that were deferred are read for good if calls are made."""
         lowered = self.lowered
         if not run.calls:
-            checkpoint.compare(place, self.stored())
+            writer.compare(place, self.stored())
             return {}
         lowered.store.gather()
         cases, here = self.cases(run.budget), run_saved_model
@@ -339,7 +339,7 @@ class _SavedModelContents(Contents):
         # when read: in both cases TensorFlow reads all of them.
         if not self.exporter.processes and lowered.initializer is None:
             # The written variables are compared; calls here share the memory of ours.
-            checkpoint.compare(place, lowered.weights)
+            writer.compare(place, lowered.weights)
             here = partial(run_saved_model, weights=lowered.weights)
         return validated(exporter.format, place, cases, run.separate, here=here)
 

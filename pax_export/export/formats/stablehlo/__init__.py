@@ -1,7 +1,6 @@
 """StableHLO bundles."""
 
-from pax_export.export.artifact.formats import Format
-from pax_export.export.artifact.options import ORDERS, PLATFORMS
+from pax_export.export.artifact.formats import ORDERS, PLATFORMS, Format
 
 STABLEHLO = Format(
     name="stablehlo",

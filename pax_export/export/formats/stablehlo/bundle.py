@@ -23,9 +23,15 @@ from pax_export.export.artifact.arguments import Arguments, default_of
 from pax_export.export.artifact.report import REPORT_FILE, Report, read_report
 from pax_export.export.artifact.structure import rebuild
 from pax_export.export.formats.stablehlo import files
-from pax_export.export.formats.stablehlo.details import INPUT, OUTPUT, WEIGHT, Names, details_of
 from pax_export.export.formats.stablehlo.exported import Exported, runs_on_all
-from pax_export.export.formats.stablehlo.files import read_function
+from pax_export.export.formats.stablehlo.files import (
+    INPUT,
+    OUTPUT,
+    WEIGHT,
+    Names,
+    details_of,
+    read_function,
+)
 from pax_export.export.tracing import dtypes
 
 

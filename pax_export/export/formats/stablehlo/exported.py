@@ -26,7 +26,7 @@ from pax_export.export.artifact import compatibility
 from pax_export.export.lowering.lower import Portable, portable
 from pax_export.export.lowering.refusals import named_refusals
 from pax_export.export.portable.any_size import differentiable, lowerable
-from pax_export.export.portable.without_libraries import (
+from pax_export.export.portable.for_xla import (
     ANY_PLATFORM,
     XLA_EXPANDS,
     guaranteed,

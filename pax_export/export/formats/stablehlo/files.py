@@ -1,4 +1,4 @@
-"""Reads, writes and renews StableHLO bundles.
+"""Reads, writes and renews StableHLO bundles, and the fields of their reports.
 
 pax_export.json          the report
 SHA256SUMS               a hash of every other file
@@ -18,8 +18,9 @@ import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 from jax import export as jax_export
@@ -38,11 +39,17 @@ from pax_export._foundations.files.directory import replace_path
 from pax_export._foundations.files.overwrite_guard import files, now_in
 from pax_export._foundations.files.paths import as_path
 from pax_export._foundations.optional import require
+from pax_export.export.artifact import structure
 from pax_export.export.artifact.inspect import damage_as_error
-from pax_export.export.artifact.module_calls import EXPANDED, may_call
-from pax_export.export.artifact.ours import write_anew
-from pax_export.export.artifact.report import REPORT_FILE, Report, package_versions, read_report
-from pax_export.export.formats.stablehlo.details import WEIGHT, Details, details_of
+from pax_export.export.artifact.own_exports import write_anew
+from pax_export.export.artifact.report import (
+    REPORT_FILE,
+    Report,
+    SignatureInfo,
+    package_versions,
+    read_report,
+)
+from pax_export.export.artifact.screening import EXPANDED, may_call
 from pax_export.export.formats.stablehlo.exported import Exported, PortableModule, rebuild_functions
 from pax_export.export.formats.stablehlo.library_calls import (
     ROUTINES,
@@ -53,6 +60,79 @@ from pax_export.export.formats.stablehlo.library_calls import (
 from pax_export.export.lowering.lower import Portable
 from pax_export.export.tracing import dtypes
 from pax_export.weights import load_weights, save_weights
+
+WEIGHT, INPUT, OUTPUT = "weight", "input", "output"
+
+Names = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class FunctionDetails:
+    """One function: its file, its flat operands and results, and those that its modules keep."""
+
+    file: str
+    operands: Names
+    results: Names
+    kept: tuple[tuple[int, ...], ...] = ()
+    neutral: tuple[bool, ...] = ()
+
+
+@dataclass(frozen=True)
+class Details:
+    vjp_order: int
+    weights: Literal["arguments", "constants"]
+    functions: dict[str, FunctionDetails]
+
+
+def details_of(report: Report) -> Details:
+    """The details of a report; an ExportPathError if they are not those of its signatures."""
+    known = {each.name for each in fields(Details)}
+    given = {name: value for name, value in report.details.items() if name in known}
+    try:
+        found: Details = structure.read(Details, _as_json(given), "details")
+        if found.vjp_order < 0:
+            raise ValueError("details.vjp_order is less than zero")
+        if set(found.functions) != set(report.signatures):
+            raise ValueError("details.functions are not those of the signatures")
+        weights = [each.name for each in report.variables]
+        for key, each in found.functions.items():
+            _check(each, report.signatures[key], weights, f"details.functions.{key}")
+        return found
+    except ValueError as error:
+        raise ExportPathError(
+            "The report of this export cannot be read.", where=report.model, got=repr(error)[:500]
+        ) from error
+
+
+def _check(function: FunctionDetails, info: SignatureInfo, weights: list[str], where: str) -> None:
+    allowed = {
+        "operands": {WEIGHT: weights, INPUT: [each.name for each in info.inputs]},
+        "results": {WEIGHT: list(info.assigns), OUTPUT: [each.name for each in info.outputs]},
+    }
+    for what, names in allowed.items():
+        given: Names = getattr(function, what)
+        wrong = [name for kind, name in given if name not in names.get(kind, ())]
+        if wrong or len(set(given)) != len(given):
+            raise ValueError(f"{where}.{what} have unknown or repeated names")
+        # Weights that a function does not read are none of its operands; all else is.
+        needed = {(kind, name) for kind in names if kind != WEIGHT for name in names[kind]}
+        if not needed <= set(given):
+            raise ValueError(f"{where}.{what} lack an input or output")
+    if not set(info.assigns) <= set(weights):
+        raise ValueError(f"{where} assigns an unknown weight")
+    if not function.file or function.file.startswith(".") or {"/", "\\"} & set(function.file):
+        raise ValueError(f"{where}.file is not a file name")
+
+
+def _as_json(value: object) -> object:
+    """Converts tuples to lists, as in JSON, so that new and stored reports compare equal."""
+    if isinstance(value, dict):
+        return {name: _as_json(each) for name, each in value.items()}
+    return [_as_json(each) for each in value] if isinstance(value, (list, tuple)) else value
+
+
+# --- Reads, writes and renews StableHLO bundles ---
+
 
 WEIGHTS = "weights.safetensors"
 #: Larger constants are omitted from the text; the bytes have them.

@@ -16,13 +16,13 @@ from pax_export._foundations.jaxpr import jaxpr_operations
 from pax_export.export.artifact.dtypes import is_inexact
 from pax_export.export.artifact.report import ArrayInfo, SignatureInfo
 from pax_export.export.formats.stablehlo import exported as _exported
-from pax_export.export.formats.stablehlo.details import INPUT, OUTPUT, WEIGHT
 from pax_export.export.formats.stablehlo.exported import Exported, PortableModule, structs_of
+from pax_export.export.formats.stablehlo.files import INPUT, OUTPUT, WEIGHT
 from pax_export.export.lowering.lowered_model import signature_info
 from pax_export.export.lowering.refusals import named_refusals
 from pax_export.export.lowering.variables import Store
 from pax_export.export.portable.any_size import lowerable
-from pax_export.export.portable.without_libraries import guaranteed
+from pax_export.export.portable.for_xla import guaranteed
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.programs import Program, check_updates

@@ -17,7 +17,7 @@ from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir
 
 from pax_export.export.artifact.inspect import stablehlo_version
-from pax_export.export.artifact.module_calls import WAITING, may_call
+from pax_export.export.artifact.screening import WAITING, may_call
 
 #: Axes of operands and results behind those of a batch: ``k`` is the smaller of ``m`` and ``n``,
 #: ``p`` is ``n - 1``, ``t`` any number; ``*`` is the whole shape of the first operand.

@@ -1,7 +1,6 @@
 """TFLite files."""
 
-from pax_export.export.artifact.formats import Format
-from pax_export.export.artifact.options import LEVELS
+from pax_export.export.artifact.formats import LEVELS, Format
 
 TFLITE = Format(
     name="tflite",
@@ -10,7 +9,7 @@ TFLITE = Format(
     load="pax_export.export.formats.tflite.export:load",
     run="pax_export.export.formats.tflite.run:run",
     runtime=("ai_edge_litert", "tflite"),
-    check="pax_export.export.artifact.checking:check_file",
+    check="pax_export.export.artifact.loading:check_file",
     suffix=".tflite",
     options={
         "quantize": {

@@ -17,8 +17,12 @@ from pax_export.export.artifact.embedded import append_zip
 from pax_export.export.artifact.report import SHA256, Report, package_versions, report_text
 from pax_export.export.formats.loaded_file import LoadedFile
 from pax_export.export.formats.tflite import TFLITE
-from pax_export.export.formats.tflite.builder.activations import multiply_integers
 from pax_export.export.formats.tflite.builder.encode import encode, graphs_of
+from pax_export.export.formats.tflite.builder.fusions import (
+    computed_weights,
+    multiply_integers,
+    simplify,
+)
 from pax_export.export.formats.tflite.builder.graph import constants_shared
 from pax_export.export.formats.tflite.builder.integers import (
     arithmetic,
@@ -26,7 +30,6 @@ from pax_export.export.formats.tflite.builder.integers import (
     store_integers,
     store_small,
 )
-from pax_export.export.formats.tflite.builder.simplify import computed_weights, simplify
 from pax_export.export.formats.tflite.graph import Weights, make_signature
 from pax_export.export.formats.tflite.run import opened, run
 from pax_export.export.lowering.lowered_model import signature_info

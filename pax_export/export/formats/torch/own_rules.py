@@ -26,7 +26,7 @@ from pax_export._foundations.jaxpr import (
 )
 from pax_export.export.artifact import dimensions
 from pax_export.export.artifact.dimensions import names as _names
-from pax_export.export.portable.rewrite import rewritten
+from pax_export.export.portable.program import rewritten
 from pax_export.export.portable.sizes import is_number
 
 #: Sizes of the arrays on which derivatives are compared.

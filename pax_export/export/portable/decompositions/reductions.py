@@ -1,7 +1,9 @@
-"""Full reductions, by products and by custom functions."""
+"""Reductions of axes and of windows."""
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,7 +12,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from pax_export._foundations.jaxpr import bind_equation, interpret
-from pax_export.export.portable.decompositions.registry import decomposes
+from pax_export._foundations.types import Array, DTypeLike, TracedProgram
+from pax_export.export.portable.decompositions.convolutions import is_padded_as_same
+from pax_export.export.portable.decompositions.registry import NotDecomposedError, decomposes
+from pax_export.export.portable.program import is_static
 
 Arrays = tuple[Any, ...]
 #: Up to this number, elements are combined in pairs; more, or an unknown number, in a loop.
@@ -85,3 +90,239 @@ def _paired(rows: Arrays, function: Callable[[Arrays, Arrays], Arrays]) -> Array
             joined = tuple(jnp.concatenate([x, y[-1:]]) for x, y in zip(joined, rows))
         rows, count = joined, count - half
     return tuple(x[0] for x in rows)
+
+
+# --- Window reductions ---
+
+
+def is_plain_window(equation: Any) -> bool:
+    """Whether windows of float32 have a static size, no dilation, and static or symbolic padding.
+
+    Symbolic padding is that of ``"SAME"``, of a maximum.
+    """
+    told = equation.params
+    sides = [side for pair in told["padding"] for side in pair]
+    if equation.invars[0].aval.dtype != jnp.float32 or not is_static(
+        (*told["window_dimensions"], *told["window_strides"])
+    ):
+        return False
+    if not is_static(sides):
+        return equation.primitive.name == "reduce_window_max" and is_padded_as_same(equation)
+    gaps = (*told["base_dilation"], *told["window_dilation"])
+    return all(gap == 1 for gap in gaps) and min(sides, default=0) >= 0
+
+
+def least(dtype: DTypeLike) -> Any:
+    """Returns the identity of the maximum."""
+    if jnp.issubdtype(dtype, jnp.floating):
+        return jnp.array(-jnp.inf, dtype)
+    return jnp.array(False if dtype == jnp.bool_ else jnp.iinfo(dtype).min, dtype)
+
+
+def greatest(dtype: DTypeLike) -> Any:
+    """Returns the identity of the minimum."""
+    if jnp.issubdtype(dtype, jnp.floating):
+        return jnp.array(jnp.inf, dtype)
+    return jnp.array(True if dtype == jnp.bool_ else jnp.iinfo(dtype).max, dtype)
+
+
+def _reduce_axes(
+    arrays: Arrays,
+    neutral: Arrays,
+    combine: Callable[[Arrays, Arrays], Arrays],
+    window_dimensions: Sequence[int],
+    window_strides: Sequence[int],
+    padding: Sequence[tuple[Any, Any]],
+    base_dilation: Sequence[int],
+    window_dilation: Sequence[int],
+) -> Arrays:
+    """Reduces axis by axis, the last one first, in the order of a window's elements."""
+    edges = [(low, high, gap - 1) for (low, high), gap in zip(padding, base_dilation)]
+    arrays = tuple(lax.pad(x, zero, edges) for x, zero in zip(arrays, neutral))
+    for axis, width in reversed(list(enumerate(window_dimensions))):
+        if not isinstance(width, int):
+            raise NotDecomposedError("with windows of symbolic size")
+        step, apart = window_strides[axis], window_dilation[axis]
+        if width > 1:
+            arrays = _slid(arrays, combine, axis, width, apart, step)
+        elif step > 1:
+            arrays = _every(arrays, axis, 0, arrays[0].shape[axis], step)
+    return arrays
+
+
+def _slid(
+    arrays: Arrays, combine: Callable, axis: int, width: int, apart: int, step: int
+) -> Arrays:
+    """Windows along one axis; wide ones of windows of twice the width in each step."""
+    size = arrays[0].shape[axis]
+    count = size - (width - 1) * apart  # with a stride of 1
+    is_wide = width > 4 and step < width
+    if not is_wide and isinstance(count, int):
+        last = (count - 1) // step * step + 1
+        starts = range(0, width * apart, apart)
+        return functools.reduce(
+            combine, [_every(arrays, axis, at, at + last, step) for at in starts]
+        )
+    found: Any = None
+    start, reach, length = 0, 1, size
+    while True:
+        if width & reach:
+            piece = _every(arrays, axis, start, start + count, 1)
+            found = piece if found is None else combine(found, piece)
+            start += reach * apart
+        if 2 * reach > width:
+            break
+        length = length - reach * apart
+        left = _every(arrays, axis, 0, length, 1)
+        right = _every(arrays, axis, reach * apart, reach * apart + length, 1)
+        arrays, reach = combine(left, right), 2 * reach
+    return found if step == 1 else _every(found, axis, 0, count, step)
+
+
+def _every(arrays: Arrays, axis: int, start: int, stop: object, step: int) -> Arrays:
+    # Not `slice_in_dim`, which compares symbolic sizes with 0.
+    shape = arrays[0].shape
+    starts, stops, steps = [0] * len(shape), list(shape), [1] * len(shape)
+    starts[axis], stops[axis], steps[axis] = start, stop, step
+    return tuple(lax.slice(x, starts, stops, steps) for x in arrays)
+
+
+def _pool(combine: Callable[[Any, Any], Any], neutral: Callable[[Any], Any]) -> Callable:
+    def pool(x: Any, **window: Any) -> Any:
+        def both(one: Arrays, other: Arrays) -> Arrays:
+            return (combine(one[0], other[0]),)
+
+        return _reduce_axes((x,), (neutral(x.dtype),), both, **window)[0]
+
+    return pool
+
+
+decomposes("reduce_window_sum", single=True, any_dtype=True)(
+    _pool(lax.add, lambda dtype: jnp.zeros((), dtype))
+)
+decomposes("reduce_window_max")(_pool(lax.max, least))
+decomposes("reduce_window_min")(_pool(lax.min, greatest))
+
+
+@decomposes("reduce_window")
+def reduce_window(
+    *operands: Array, jaxpr: TracedProgram, consts: Any = (), **window: Any
+) -> Arrays:
+    """Reduces windows by any function of two arrays.
+
+    A window begins with the start, which need not be neutral; so padding has no part in it.
+    """
+    values, starts = operands[: len(operands) // 2], operands[len(operands) // 2 :]
+    function = of_arrays(jaxpr, values[0].ndim, consts)
+
+    def both(one: Arrays, other: Arrays) -> Arrays:
+        (*first, is_first), (*second, is_second) = one, other
+        joined = function(tuple(first), tuple(second))
+        chosen = (
+            jnp.where(is_first, jnp.where(is_second, new, left), right)
+            for new, left, right in zip(joined, first, second)
+        )
+        return (*chosen, is_first | is_second)
+
+    taken = (*values, jnp.ones(values[0].shape, bool))
+    *found, some = _reduce_axes(taken, (*starts, jnp.array(False)), both, **window)
+    begun = [jnp.broadcast_to(start, each.shape) for start, each in zip(starts, found)]
+    return both((*begun, jnp.ones_like(some)), (*found, some))[:-1]
+
+
+def _selecting(select_prim: Any) -> tuple[Callable[[Arrays, Arrays], Arrays], Callable]:
+    """Selects one of two by its first array; the earlier one of ties."""
+
+    def select(one: Arrays, other: Arrays) -> Arrays:
+        is_first = select_prim.bind(one[0], other[0])
+        return tuple(jnp.where(is_first, left, right) for left, right in zip(one, other))
+
+    return select, least if select_prim.name == "ge" else greatest
+
+
+@decomposes("select_and_gather_add")
+def select_and_gather_add(
+    tangents: Any, operand: Any, *, select_prim: object, **window: Any
+) -> Any:
+    """The tangent at the place of each window that is selected."""
+    select, neutral = _selecting(select_prim)
+    zeros = (neutral(operand.dtype), jnp.zeros((), tangents.dtype))
+    return _reduce_axes((operand, tangents), zeros, select, **window)[1]
+
+
+@decomposes("select_and_scatter_add")
+def select_and_scatter_add(
+    source: Any,
+    operand: Array,
+    *,
+    select_prim: object,
+    window_dimensions: Sequence[int],
+    window_strides: Sequence[int],
+    padding: Sequence[tuple[Any, Any]],
+    **_: object,
+) -> Any:
+    """Adds each number of the source at the place of its window that is selected."""
+    select, neutral = _selecting(select_prim)
+    edges = [(low, high, 0) for low, high in padding]
+    wide = lax.pad(operand, neutral(operand.dtype), edges)
+    count = math.prod(wide.shape)
+    places = lax.iota(jnp.int32, count).reshape(wide.shape)
+    once, none = (1,) * wide.ndim, ((0, 0),) * wide.ndim
+    zeros = (neutral(operand.dtype), jnp.int32(0))
+    window = (window_dimensions, window_strides, none, once, once)
+    _, chosen = _reduce_axes((wide, places), zeros, select, *window)
+    at = chosen.reshape(-1)
+    if source.dtype == jnp.bool_:
+        found = jnp.zeros(count, jnp.int32).at[at].max(source.reshape(-1).astype(jnp.int32)) != 0
+    else:
+        found = jnp.zeros(count, source.dtype).at[at].add(source.reshape(-1))
+    inside = [(-low, -high, 0) for low, high in padding]
+    return lax.pad(found.reshape(wide.shape), jnp.zeros((), source.dtype), inside)
+
+
+# --- cumulative operations --------------------------------------------------
+
+
+#: Up to this number, elements are combined by doubling; more, or an unknown number, in a loop.
+_DOUBLED = 4096
+
+
+def _accumulated(combine: Callable[[Any, Any], Any], neutral: Callable[[Any], Any]) -> Callable:
+    def accumulate(x: Any, *, axis: int, reverse: bool) -> Any:
+        size = x.shape[axis]
+        if not isinstance(size, int) or size > _DOUBLED:
+            return by_loop(x, axis, reverse, combine, neutral(x.dtype))
+        apart = 1
+        while apart < size:
+            edges = [(0, 0, 0)] * x.ndim
+            edges[axis] = (-apart, apart, 0) if reverse else (apart, -apart, 0)
+            x = combine(x, lax.pad(x, neutral(x.dtype), edges))
+            apart *= 2
+        return x
+
+    return accumulate
+
+
+def by_loop(x: Any, axis: int, reverse: bool, combine: Callable, neutral: Any) -> Any:
+    """Accumulates the elements one by one."""
+    rows = jnp.moveaxis(x, axis, 0)
+
+    def step(total: Any, row: Any) -> Any:
+        total = combine(total, row)
+        return total, total
+
+    start = jnp.full(rows.shape[1:], neutral, x.dtype)
+    return jnp.moveaxis(lax.scan(step, start, rows, reverse=reverse)[1], 0, axis)
+
+
+def _log_sum(x: Any, y: Any) -> Any:
+    # Infinities of the same sign have no difference.
+    apart = jnp.where(x == y, 0, -jnp.abs(x - y))
+    return lax.max(x, y) + jnp.log(jnp.exp(apart) + 1)
+
+
+_product = _accumulated(lax.mul, lambda dtype: jnp.ones((), dtype))
+decomposes("cumprod", single=True, any_dtype=True)(_product)
+decomposes("cummax")(_accumulated(lax.max, least))
+decomposes("cummin")(_accumulated(lax.min, greatest))
+decomposes("cumlogsumexp", single=True)(_accumulated(_log_sum, least))

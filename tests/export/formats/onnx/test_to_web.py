@@ -29,7 +29,7 @@ from pax_export.errors import (
 from pax_export.export import load, spec, to_web
 from pax_export.export.formats.onnx.web import browser, npm
 from pax_export.export.formats.onnx.web import export as web_export
-from pax_export.export.formats.onnx.web.run import run
+from pax_export.export.formats.onnx.web.browser import run
 from tests import browsers
 from tests.closeness import assert_close
 

@@ -6,7 +6,7 @@ import pytest
 
 from pax_export.errors import ValidationError
 from pax_export.export import spec, to_saved_model
-from pax_export.export.formats.saved_model import checkpoint
+from pax_export.export.formats.saved_model import writer
 
 PARAMS = {
     "a.b": jnp.arange(6, dtype=jnp.float32).reshape(2, 3),
@@ -37,7 +37,7 @@ def saved(tmp_path):
 def test_what_was_written_is_equal(saved):
     path, weights = saved
     assert len(weights) == len(PARAMS) - 2 + 40
-    checkpoint.compare(path, weights)
+    writer.compare(path, weights)
 
 
 @pytest.mark.parametrize("name", ["a.b", "big", "flag", "many.39", "small", "tied"])
@@ -47,16 +47,16 @@ def test_one_bit_is_found(saved, name):
     flat = changed.reshape(-1)
     flat[-1] = flat[-1] == 0
     with pytest.raises(ValidationError, match="differs from the model's") as caught:
-        checkpoint.compare(path, {**weights, name: changed})
+        writer.compare(path, {**weights, name: changed})
     assert caught.value.where == name
 
 
 def test_a_shape_and_a_missing_one_are_found(saved):
     path, weights = saved
     with pytest.raises(ValidationError, match="differs from the model's"):
-        checkpoint.compare(path, {**weights, "a.b": weights["a.b"].reshape(3, 2)})
+        writer.compare(path, {**weights, "a.b": weights["a.b"].reshape(3, 2)})
     with pytest.raises(ValidationError, match="cannot be read") as caught:
-        checkpoint.compare(path, {**weights, "new": weights["a.b"]})
+        writer.compare(path, {**weights, "new": weights["a.b"]})
     assert caught.value.got == "KeyError: 'leaves/new/.ATTRIBUTES/VARIABLE_VALUE'"
 
 
@@ -65,4 +65,4 @@ def test_a_damaged_index_is_explained(saved, damage):
     path, weights = saved
     (path / "variables" / "variables.index").write_bytes(damage)
     with pytest.raises(ValidationError, match="cannot be read"):
-        checkpoint.compare(path, weights)
+        writer.compare(path, weights)

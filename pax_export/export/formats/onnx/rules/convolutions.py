@@ -12,7 +12,7 @@ from pax_export.export.formats.onnx.graph import GraphBuilder, is_number, rule
 from pax_export.export.formats.onnx.rules.slices import backwards
 from pax_export.export.formats.onnx.values import Value, carrier
 from pax_export.export.portable.decompositions.convolutions import is_plain_convolution
-from pax_export.export.portable.decompositions.windows import is_plain_window
+from pax_export.export.portable.decompositions.reductions import is_plain_window
 
 #: The largest number of axes over which onnxruntime convolves.
 _MOST_AXES = 3

@@ -1,4 +1,4 @@
-"""Calls of JavaScript modules of a folder in headless Chromium.
+"""Runs a browser folder in headless Chromium, with numpy and without jax.
 
 A server on 127.0.0.1 serves the folder on a free port. Its page requests the next call and posts
 the result of the last one.
@@ -10,17 +10,20 @@ import functools
 import json
 import os
 import queue
+import re
 import secrets
 import shutil
 import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from pax_export._foundations.errors import (
     MissingPackageError,
@@ -28,6 +31,10 @@ from pax_export._foundations.errors import (
     ValidationError,
 )
 from pax_export._foundations.files import stale_temporaries, system
+from pax_export.export.artifact.card import javascript_name
+from pax_export.export.artifact.report import Report, read_report
+from pax_export.export.formats.onnx.run_others import pack_array, unpack_array
+from pax_export.export.formats.onnx.web import browser
 
 #: The environment variable with the path of the browser.
 PATH = "CHROME_PATH"
@@ -227,3 +234,44 @@ class _Handler(SimpleHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:
         """Suppresses the log of requests."""
+
+
+# --- Runs a browser folder in headless Chromium, with numpy and without jax ---
+
+
+Arrays = dict[str, np.ndarray]
+
+
+def page_file(name: str) -> str:
+    return Path(__file__).with_name("page").joinpath(name).read_text(encoding="utf-8")
+
+
+def model_file(key: str, keys: Sequence[str]) -> str:
+    """The name of the file of a signature.
+
+    Example:
+        >>> keys = ["encode", "Encode"]
+        >>> [model_file(key, keys) for key in keys], model_file("encode", ["encode"])
+        (['encode.onnx', 'model_1.onnx'], 'model.onnx')
+    """
+    if len(keys) == 1:
+        return "model.onnx"
+    plain = re.fullmatch(r"[a-z][a-z0-9]*(_[a-z]+)*", key)  # and no model_1
+    return f"{key}.onnx" if plain else f"model_{list(keys).index(key)}.onnx"
+
+
+def run(path: str, cases: Iterable[Mapping[str, Any]]) -> list[Arrays]:
+    """Returns the module's results in the browser, call by call."""
+    report = read_report(path)
+    with browser.opened(Path(path), page_file("answer.js")) as ask:
+        return [_call(ask, report, case["signature"], case["inputs"]) for case in cases]
+
+
+def _call(ask: browser.Ask, report: Report, key: str, inputs: Arrays) -> Arrays:
+    given = {name: pack_array(value) for name, value in inputs.items()}
+    found = ask({"key": javascript_name(key, report.signatures), "inputs": given})
+    return {
+        each.name: unpack_array(each.dtype, shape, text)
+        for each in report.signatures[key].outputs
+        for shape, text in [found[each.name]]
+    }

@@ -28,7 +28,7 @@ from pax_export.export.formats.onnx.export import OPSET, OnnxContents, OnnxExpor
 from pax_export.export.formats.onnx.model import OnnxOptions, with_names_of_their_own
 from pax_export.export.formats.onnx.run import opened
 from pax_export.export.formats.onnx.web import browser, npm
-from pax_export.export.formats.onnx.web.run import model_file, page_file
+from pax_export.export.formats.onnx.web.browser import model_file, page_file
 from pax_export.export.lowering.lowered_model import signature_info
 from pax_export.export.pipeline.arguments import ExportOptions, Request, takes_options
 from pax_export.export.pipeline.export_run import ExportRun

@@ -23,7 +23,7 @@ from pax_export.export.formats.tflite.tensors import (
     wrapped,
 )
 from pax_export.export.portable.decompositions.convolutions import is_plain_convolution
-from pax_export.export.portable.decompositions.windows import is_plain_window
+from pax_export.export.portable.decompositions.reductions import is_plain_window
 
 
 def _is_convolution(equation: Any) -> bool:

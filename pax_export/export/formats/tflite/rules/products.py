@@ -12,7 +12,7 @@ import numpy as np
 
 from pax_export.export.formats.tflite.builder import layers, moves
 from pax_export.export.formats.tflite.builder import operators as lite
-from pax_export.export.formats.tflite.builder.activations import rounded
+from pax_export.export.formats.tflite.builder.fusions import rounded
 from pax_export.export.formats.tflite.builder.graph import Tensor, computed_once, emit
 from pax_export.export.formats.tflite.builder.integers import numbers, pairs
 from pax_export.export.formats.tflite.rules.arithmetic import converted

@@ -13,7 +13,7 @@ from pax_export.export.formats.torch.rules.arrays import filled_around
 from pax_export.export.formats.torch.values import TorchValue, carrier, is_number, rule
 from pax_export.export.portable import NotInTargetError
 from pax_export.export.portable.decompositions.convolutions import is_plain_convolution
-from pax_export.export.portable.decompositions.windows import is_plain_window, least
+from pax_export.export.portable.decompositions.reductions import is_plain_window, least
 
 
 @rule("dot_general")

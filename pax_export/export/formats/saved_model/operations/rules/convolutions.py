@@ -16,7 +16,7 @@ from pax_export.export.formats.saved_model.operations.graph import (
     rule,
 )
 from pax_export.export.portable.decompositions.convolutions import is_plain_convolution
-from pax_export.export.portable.decompositions.windows import is_plain_window
+from pax_export.export.portable.decompositions.reductions import is_plain_window
 
 
 def _is_convolution(equation: Any) -> bool:
