@@ -7,8 +7,9 @@ import operator
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from pax_export._foundations.errors import (
     ExportPathError,
@@ -243,15 +244,6 @@ class Tokenizer:
 
     # --- texts ----------------------------------------------------------------------------
 
-    def __call__(self, *texts: object, **options: object) -> NoReturn:
-        """Raises an error that names `encode`: a Tokenizer is not called, as in transformers."""
-        raise InvalidArgumentTypeError(
-            "A Tokenizer has methods, and is not called itself.",
-            where="Tokenizer",
-            got=a_few([*(f"{each!r:.40}" for each in texts), *options], 4),
-            write="tokenizer.encode(text) for the ids of one text",
-        )
-
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Converts a text to ids.
 
@@ -296,7 +288,7 @@ class Tokenizer:
         """
         window: list[int] = []  # tokens before those that are not shown yet, and these
         shown = 0  # number of characters returned so far
-        for token in _as_iterable(ids, "Tokenizer.stream"):
+        for token in ids:
             window += _as_ids([token], "Tokenizer.stream")
             text = self.decode(window, skip_special_tokens)
             before = self.decode(window[:shown], skip_special_tokens)
@@ -403,24 +395,12 @@ def _as_texts(given: object, name: str, write: str) -> dict[str, str]:
     )
 
 
-def _as_iterable(ids: Any, where: str) -> Iterable[Any]:
-    if isinstance(ids, Iterable):
-        return ids
-    raise _no_ids(ids, where)
-
-
 def _as_ids(ids: Any, where: str) -> list[int]:
-    try:
-        found = list(map(operator.index, _as_iterable(ids, where)))
-    except (TypeError, OverflowError):
-        raise _no_ids(ids, where) from None
-    if not all(0 <= each < _MOST_IDS for each in found):
-        raise _no_ids(ids, where)
-    return found
-
-
-def _no_ids(ids: object, where: str) -> InvalidArgumentTypeError:
-    return InvalidArgumentTypeError(
+    with suppress(TypeError, OverflowError):
+        found = list(map(operator.index, ids))
+        if all(0 <= each < _MOST_IDS for each in found):
+            return found
+    raise InvalidArgumentTypeError(
         f"{where} takes token ids, which are integers of 0 or more.",
         where=where,
         got=f"{type(ids).__name__}: {ids!r:.80}",
@@ -443,34 +423,15 @@ def _read_text(file: Path) -> bytes:
         ) from None
 
 
-#: Files of tokenizers without ``tokenizer.json``, which transformers converts.
-_OLDER = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
-
-
 def _no_tokenizer(file: Path) -> TokenizerError:
     folder = file.parent
-    if not folder.is_dir() or file.name != "tokenizer.json":
-        return TokenizerError(
-            "The path is not a tokenizer.",
-            where=str(file),
-            got="no file and no folder",
-            write="a folder with tokenizer.json, tokenizer.json itself, or a GGUF file",
-        )
-    weights = next(iter(sorted(folder.glob("*.gguf"))), None)
-    if weights is not None:
-        write = f"the GGUF file, which has the tokenizer in it: {weights.name}"
-    elif any((folder / each).exists() for each in _OLDER):
-        write = (
-            "transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(folder) writes "
-            "tokenizer.json from older files"
-        )
-    else:
-        write = "a folder with tokenizer.json, as transformers' save_pretrained writes it"
+    is_named = file.name == "tokenizer.json" and folder.is_dir()
     return TokenizerError(
-        "The folder has no tokenizer.json.",
-        where=str(folder),
-        got=f"a folder with {some_names(folder)}",
-        write=write,
+        "The tokenizer's file is missing.",
+        where=str(file),
+        got=f"a folder with {some_names(folder)}" if is_named else "no file and no folder",
+        write="Tokenizer.from_gguf(path) for a GGUF file; a folder of transformers with older "
+        "files after AutoTokenizer.from_pretrained(folder).save_pretrained(folder)",
     )
 
 

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import tree_leaves
 
+from pax_export._foundations.check import checked_choice
 from pax_export._foundations.errors import (
     InvalidArgumentError,
     InvalidArgumentTypeError,
@@ -57,8 +58,16 @@ from pax_export.quantization._rounding import (
     rounded_by_inputs,
 )
 
-Found = tuple[list[QuantizedLeaf], dict[str, str], dict[str, str]]
 Wish = Callable[[QuantizableArray], tuple[Any, str]]
+
+
+@dataclasses.dataclass
+class _Found:
+    """What was quantized; why other arrays were not, or not as asked for, by name."""
+
+    leaves: list[QuantizedLeaf] = dataclasses.field(default_factory=list)
+    kept: dict[str, str] = dataclasses.field(default_factory=dict)
+    fallbacks: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
 def quantize(
@@ -155,12 +164,14 @@ def quantize(
         net, places = _pair_and_places(net, at, calls)
         of_net = partial(_params, places)
     wish = partial(_quantized, bits=bits, group=group, scheme=scheme)
-    small, (leaves, kept, fallbacks) = of_net(net, at, wish, train)
+    small, found = of_net(net, at, wish, train)
+    leaves = found.leaves
     if not leaves:
         raise InvalidArgumentError(
             "The net has no weights to quantize.",
             where="quantize",
-            got=", ".join(f"{name}: {why}" for name, why in kept.items())[:300] or repr(net)[:100],
+            got=", ".join(f"{name}: {why}" for name, why in found.kept.items())[:300]
+            or repr(net)[:100],
             write="a net with Linear, Embed or convolutions, or (params, function)",
         )
     if budget is not None:
@@ -168,12 +179,14 @@ def quantize(
         wish = lambda place: _quantized(  # noqa: E731
             place, chosen_bits.bits.get(place.name, 8), None, scheme
         )
-        small, (leaves, kept, fallbacks) = of_net(net, at, wish, train)
+        small, found = of_net(net, at, wish, train)
         lost = chosen_bits.sensitivity
-        leaves = [dataclasses.replace(each, sensitivity=lost.get(each.name)) for each in leaves]
+        leaves = [
+            dataclasses.replace(each, sensitivity=lost.get(each.name)) for each in found.leaves
+        ]
     if rounding == "gptq":
         wish, corrected = _by_inputs(partial(of_net, net, at), wish, calls or [])
-        small, (new, kept, fallbacks) = of_net(net, at, wish, train)
+        small, found = of_net(net, at, wish, train)
         lost = {each.name: each.sensitivity for each in leaves}
         leaves = [
             dataclasses.replace(
@@ -181,25 +194,25 @@ def quantize(
                 sensitivity=lost[each.name],
                 rounding=rounding if each.name in corrected else "nearest",
             )
-            for each in new
+            for each in found.leaves
         ]
     weights_alone = None
     if activations is not None:
         plain = small
         wish, missing = _with_inputs(partial(of_net, net, at), wish, calls or [], activations)
-        small, (_, kept, fallbacks) = of_net(net, at, wish, train)
-        fallbacks = missing | fallbacks
+        small, found = of_net(net, at, wish, train)
+        found.fallbacks = missing | found.fallbacks
         leaves = [
             each if each.name in missing else dataclasses.replace(each, activations=activations)
             for each in leaves
         ]
         if calls is not None:
             weights_alone = compared(call_of(net), call_of(plain), calls)
-    sizes = _sizes(net, places)
+    sizes, kept = _sizes(net, places), found.kept
     report = QuantizationReport(
         tuple(leaves),
         {name: kept[name] for name in sorted(kept, key=lambda name: -sizes.get(name, 0))},
-        fallbacks,
+        found.fallbacks,
         tree_bytes(tree_leaves(_arrays(net))),
         tree_bytes(tree_leaves(_arrays(small))),
         None if metric is None else (_measured(metric, net), _measured(metric, small)),
@@ -383,16 +396,10 @@ def _check(bits: object, group: object, scheme: object) -> None:
         )
 
 
-def _check_activations(activations: object, batches: object) -> None:
+def _check_activations(activations: str | None, batches: object) -> None:
     if activations is None:
         return
-    if activations not in METHODS:
-        raise InvalidArgumentError(
-            "activations has an unknown value.",
-            where="quantize(activations=...)",
-            got=repr(activations),
-            write=", ".join(map(repr, METHODS)) + ", or None",
-        )
+    checked_choice(activations, METHODS, "quantize(activations=...)")
     if activations != "dynamic" and batches is None:
         raise InvalidArgumentError(
             "Static scales of activations require batches.",
@@ -402,14 +409,8 @@ def _check_activations(activations: object, batches: object) -> None:
         )
 
 
-def _check_rounding(rounding: object, batches: object, train: bool) -> None:
-    if rounding not in ("nearest", "gptq"):
-        raise InvalidArgumentError(
-            "rounding has an unknown value.",
-            where="quantize(rounding=...)",
-            got=repr(rounding),
-            write='"nearest" or "gptq"',
-        )
+def _check_rounding(rounding: str, batches: object, train: bool) -> None:
+    checked_choice(rounding, ("nearest", "gptq"), "quantize(rounding=...)")
     if rounding == "gptq" and (batches is None or train):
         raise InvalidArgumentError(
             "GPTQ requires batches, and is not for training.",
@@ -419,22 +420,20 @@ def _check_rounding(rounding: object, batches: object, train: bool) -> None:
         )
 
 
-def _module(net: Module, at: object, wish: Wish, train: bool) -> tuple[Any, Found]:
+def _module(net: Module, at: object, wish: Wish, train: bool) -> tuple[Any, _Found]:
     modules = [("", net)] if at is None else chosen_modules(net, at, "quantize")
-    leaves: list[QuantizedLeaf] = []
-    kept: dict[str, str] = {}
-    fallbacks: dict[str, str] = {}
+    done = _Found()
     arrays: dict[int, dict[str, Any]] = defaultdict(dict)
-    for place, found in places_of_layers(modules):
-        array = _one(place, wish, train, leaves, kept, fallbacks)
+    for place, own in places_of_layers(modules):
+        array = _one(place, wish, train, done)
         if array is not None:
-            arrays[id(found.layer)][found.name] = array
+            arrays[id(own.layer)][own.name] = array
     changes = {layer: partial(_with_arrays, arrays=each) for layer, each in arrays.items()}
-    done = {each.name for each in leaves}
+    quantized = {each.name for each in done.leaves}
     known = {place.name for place, _ in places_of_layers([("", net)])}
-    for name, why in other_arrays(net, {*done, *kept}):
-        kept[name] = "not chosen" if name in known else why
-    return apply_changes(net, changes), (leaves, kept, fallbacks)
+    for name, why in other_arrays(net, {*quantized, *done.kept}):
+        done.kept[name] = "not chosen" if name in known else why
+    return apply_changes(net, changes), done
 
 
 def _with_arrays(layer: Module, *, arrays: dict[str, Any]) -> Any:
@@ -473,33 +472,20 @@ def _pair_and_places(net: PyTree, at: object, calls: PyTree) -> tuple[Any, list[
 
 def _params(
     places: list[QuantizableArray], net: Any, at: object, wish: Wish, train: bool
-) -> tuple[Any, Found]:
+) -> tuple[Any, _Found]:
     params, function = net
-    leaves: list[QuantizedLeaf] = []
-    kept: dict[str, str] = {}
-    fallbacks: dict[str, str] = {}
-    made = {id(place.weight): _one(place, wish, train, leaves, kept, fallbacks) for place in places}
+    done = _Found()
+    made = {id(place.weight): _one(place, wish, train, done) for place in places}
 
     def new(leaf: object) -> Any:
         found = made.get(id(leaf))
         return leaf if found is None else found
 
     is_leaf = lambda each: isinstance(each, RoundedArray)  # noqa: E731
-    return (jax.tree_util.tree_map(new, params, is_leaf=is_leaf), function), (
-        leaves,
-        kept,
-        fallbacks,
-    )
+    return (jax.tree_util.tree_map(new, params, is_leaf=is_leaf), function), done
 
 
-def _one(
-    place: QuantizableArray,
-    wish: Wish,
-    train: bool,
-    leaves: list,
-    kept: dict[str, str],
-    fallbacks: dict[str, str],
-) -> Any:
+def _one(place: QuantizableArray, wish: Wish, train: bool, done: _Found) -> Any:
     """The quantized array of a place, or None; notes which it is."""
     if isinstance(place.weight, QuantizedArray):
         raise QuantizationError(
@@ -521,12 +507,12 @@ def _one(
         place = place._replace(weight=trained.weight)
     why = why_not(place)
     if why:
-        kept[place.name] = why
+        done.kept[place.name] = why
         return None
     array, fallback = wish(place) if trained is None else (trained.quantized(), "")
     if fallback:
-        fallbacks[place.name] = fallback
-    leaves.append(_leaf(place, array))
+        done.fallbacks[place.name] = fallback
+    done.leaves.append(_leaf(place, array))
     if train:
         return RoundedArray(place.weight, array.form, place.reduced, array.inputs, array.outputs)
     return array

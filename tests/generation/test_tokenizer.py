@@ -378,8 +378,6 @@ def test_invalid_tokenizers_and_texts_are_refused(tmp_path):
             byte_level().apply_chat_template(wrong)  # pyright: ignore[reportArgumentType]
     with refused(pax.errors.InvalidArgumentTypeError, "tools"):
         byte_level().apply_chat_template([], tools="search")  # pyright: ignore
-    with refused(pax.errors.InvalidArgumentTypeError, "tokenizer.encode(text)", where="Tokenizer"):
-        byte_level()("a text", return_tensors="np")
     with refused(pax.errors.InvalidArgumentTypeError, where="Tokenizer.token_to_id"):
         byte_level().token_to_id(3)  # pyright: ignore[reportArgumentType]
     for options in ({"special_tokens": 3}, {"special_tokens": "<s>"}, {"chat_template": 3}):
