@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 # Loaded when first used: a program pays for the formats that it writes, and a process that
 # serves an export may not have jax: it loads SavedModels only.
 _WITHOUT_JAX = {
-    "ExportOptions": "artifact.options",
+    "ExportOptions": "artifact.formats",
     "LoadedModel": "formats.saved_model.load",
     "Report": "artifact.report",
     "load": "artifact.loading",

@@ -297,7 +297,7 @@ def test_each_missing_piece_of_a_language_model_is_named(tmp_path):
     ("call", "where"),
     [
         (lambda tokenizer, wrong: tokenizer.decode(wrong), "Tokenizer.decode"),
-        (lambda tokenizer, wrong: list(tokenizer.stream(wrong)), "Tokenizer.stream"),
+        (lambda tokenizer, wrong: list(tokenizer.stream([wrong])), "Tokenizer.stream"),
         (lambda tokenizer, wrong: tokenizer.id_to_token(wrong), "Tokenizer.id_to_token"),
     ],
 )

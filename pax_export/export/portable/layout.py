@@ -145,8 +145,8 @@ def laid_out(program: PortableProgram, features_first: bool) -> PortableProgram:
 def _is_laid_otherwise(equation: Any, features_first: bool) -> bool:
     if equation.primitive.name in _POOLS and not features_first:
         return _pool_order(equation) != plain(equation.invars[0].aval.ndim)
-    if equation.primitive.name != _CONV:
-        return False
+    if features_first or equation.primitive.name != _CONV:
+        return equation.primitive.name == _CONV  # ONNX's biases meet their products in any net
     x, _, result = _layouts(equation, features_first)
     return (x, result) != (plain(len(x)), plain(len(x)))
 
