@@ -19,7 +19,6 @@ T > y=T | float : Floor Ceil Erf Erfc
 T > y=T | wide : Rint Erfinv
 T > y=T | float16 wide : Lgamma Digamma BesselI0e BesselI1e
 T > y=T | number : Square
-T > y=T | integer : Invert
 T > y=T | any : ZerosLike OnesLike
 T > y=bool | float : IsFinite IsNan IsInf
 T > y=uint8 | integer : PopulationCount

@@ -187,7 +187,13 @@ def _logical(operator: str, of_truth: str) -> Callable:
 rule("and")(_logical("BitwiseAnd", "LogicalAnd"))
 rule("or")(_logical("BitwiseOr", "LogicalOr"))
 rule("xor")(_logical("BitwiseXor", "NotEqual"))
-rule("not")(lambda builder, x: builder("LogicalNot" if x.dtype == np.bool_ else "Invert", x))
+
+
+@rule("not")
+def invert(builder: NodeBuilder, x: Output) -> Output:
+    if x.dtype == np.bool_:
+        return builder("LogicalNot", x)
+    return builder("Sub", ~np.zeros((), x.dtype), x)  # `Invert` is in no other reader
 
 
 @rule("select_n", when=is_choice)
