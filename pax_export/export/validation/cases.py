@@ -207,7 +207,7 @@ class SignatureCases:
         """Makes a call; None if jax refuses it: a model traced for any size may raise anything."""
         try:
             return step.make()
-        except Exception as error:
+        except Exception as error:  # of the model
             # Our layers refuse sizes by this class; the others are about the export.
             if isinstance(error, PaxError) and not isinstance(error, InvalidArgumentError):
                 raise

@@ -13,7 +13,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
-from pax_export._foundations.errors import ExportPathError, MissingPackageError, PaxError
+from pax_export._foundations.errors import (
+    ExportPathError,
+    MissingPackageError,
+    PaxError,
+    StateChangeError,
+)
 from pax_export._foundations.files import checksums
 from pax_export._foundations.optional import find, install, require
 from pax_export.export.artifact.embedded import NAME_IN_TORCH, append_zip
@@ -250,6 +255,14 @@ class TorchExporter(FormatExporter):
             places = each.changed if is_assigned else ()
             if places:
                 check_updates(each, model.leaves)
+            shared = [o.read & set(places) for o in programs if o is not each]
+            if not self.live and any(shared):
+                raise StateChangeError(
+                    "Programs of one file do not share the state that one of them changes.",
+                    where=f"{each.key}: {model.leaves[min(set().union(*shared))].name}",
+                    got=f"{len(programs)} methods",
+                    write='pax.export.as_torch, whose methods share it; or state="keep"',
+                )
             changes[each.key] = [store.variables[store.of_leaf[at]].name for at in places]
         infos = store.infos()
         return TorchContents(

@@ -17,7 +17,7 @@ from pax_export.export.formats.torch.values import same_shape, same_size
 
 
 @dataclass(frozen=True)
-class _Line:
+class _FeatureScale:
     """``(x - mean) * scale + shift``, for vectors along one axis; None for those that are not."""
 
     x: Any
@@ -47,7 +47,7 @@ class Joiner:
         self._made: dict[Any, Any] = {}  # what a node was replaced by
 
     def join(self) -> None:
-        lines: dict[Any, _Line] = {}
+        lines: dict[Any, _FeatureScale] = {}
         for node in list(self._graph.nodes):
             line = self._extended(node, lines)
             if line is not None:
@@ -58,7 +58,7 @@ class Joiner:
             if is_last or node in inner or len(node.users) > 1:
                 self._replace(node, line)
 
-    def _extended(self, node: Any, lines: Mapping[Any, _Line]) -> _Line | None:
+    def _extended(self, node: Any, lines: Mapping[Any, _FeatureScale]) -> _FeatureScale | None:
         """The line of a node: that of an operand and one more vector."""
         step = _STEPS.get(node.target) if node.op == "call_function" else None
         shape = node.meta.get("shape")
@@ -72,7 +72,7 @@ class Joiner:
                 continue
             line = lines.get(x)
             if line is None or line.axis != axis or len(x.users) > 1:
-                line = _Line(x, axis)
+                line = _FeatureScale(x, axis)
             if x is node.args[1] and node.target in (torch.sub, torch.div):
                 return None
             return replace(step(self, node, line, vector), count=line.count + 1)
@@ -104,14 +104,14 @@ class Joiner:
             return other if function is torch.add else self._call(before, torch.neg, other)
         return self._call(before, function, one, other)
 
-    def shifted(self, node: Any, line: _Line, vector: Any) -> _Line:
+    def shifted(self, node: Any, line: _FeatureScale, vector: Any) -> _FeatureScale:
         vector = self._flat(node, vector)
         if line.scale is None:
             inverse = torch.sub if node.target is torch.add else torch.add
             return replace(line, mean=self._sum(node, line.mean, vector, inverse))
         return replace(line, shift=self._sum(node, line.shift, vector, node.target))
 
-    def scaled(self, node: Any, line: _Line, vector: Any) -> _Line:
+    def scaled(self, node: Any, line: _FeatureScale, vector: Any) -> _FeatureScale:
         vector = self._flat(node, vector)
         shift = line.shift
         if shift is not None:
@@ -136,7 +136,7 @@ class Joiner:
 
     # Calls.
 
-    def _replace(self, node: Any, line: _Line) -> None:
+    def _replace(self, node: Any, line: _FeatureScale) -> None:
         line = replace(line, x=self._made.get(line.x, line.x))
         if line.scale is None:
             made = self._with_bias(node, line)
@@ -147,7 +147,7 @@ class Joiner:
             self._made[node] = made
             node.replace_all_uses_with(made)
 
-    def _normalized(self, node: Any, line: _Line) -> Any:
+    def _normalized(self, node: Any, line: _FeatureScale) -> Any:
         """A call of `torch.batch_norm`, whose mean has no derivative."""
         mean, shift = line.mean, line.shift
         if mean is not None and not self._fixed[mean]:
@@ -158,7 +158,7 @@ class Joiner:
         given = (line.x, line.scale, shift, zeros, ones, False, 0.0, 0.0, False)
         return self._call_big(node, torch.batch_norm, *given)
 
-    def _full(self, node: Any, line: _Line, value: float) -> Any:
+    def _full(self, node: Any, line: _FeatureScale, value: float) -> Any:
         function = torch.zeros_like if value == 0 else torch.ones_like
         return self._call(node, function, line.scale)
 
@@ -166,7 +166,7 @@ class Joiner:
         with self._graph.inserting_before(before):
             return self._graph.call_function(function, arguments)
 
-    def _with_bias(self, node: Any, line: _Line) -> Any:
+    def _with_bias(self, node: Any, line: _FeatureScale) -> Any:
         """A product or convolution that adds the vector itself."""
         x: Any = line.x
         reshape: Any = None
@@ -193,7 +193,7 @@ class Joiner:
             return self._graph.call_method("reshape", (made, reshape.args[1]))
 
 
-_NONE = _Line(None, 0)
+_NONE = _FeatureScale(None, 0)
 _STEPS = {
     torch.add: Joiner.shifted, torch.sub: Joiner.shifted,
     torch.mul: Joiner.scaled, torch.div: Joiner.scaled,

@@ -27,7 +27,7 @@ class TorchMethod:
     trains: bool = False  # whether it is called in train mode
 
 
-class _Method(NamedTuple):
+class _WrittenMethod(NamedTuple):
     function: Callable
     places: list[tuple[Any, str]]
     changes: list[tuple[Any, str]]
@@ -56,7 +56,7 @@ class TorchModule(TorchPart):
 
     def __init__(self) -> None:
         super().__init__()
-        self._methods: dict[str, _Method] = {}
+        self._methods: dict[str, _WrittenMethod] = {}
         self._in_train_mode: str | None = None  # the method that replaces the first one
 
     @staticmethod
@@ -112,7 +112,9 @@ class TorchModule(TorchPart):
         names = ", ".join(method.arguments)
         source = f"def call(self, {names}):\n    return self._call({method.key!r}, {names})\n"
         exec(source, scope)
-        self._methods[method.key] = _Method(function, places, changes, code.src, scope["call"])
+        self._methods[method.key] = _WrittenMethod(
+            function, places, changes, code.src, scope["call"]
+        )
         if method.trains:
             self._in_train_mode = method.key
         elif type(self).forward is torch.nn.Module.forward:

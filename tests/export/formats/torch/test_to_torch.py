@@ -224,6 +224,10 @@ def test_state_is_updated_in_buffers(tmp_path):
     assert [program(torch.ones(1)).item() for _ in range(3)] == [1, 2, 3]
     assert [float(loaded(np.ones(1, np.float32))[0]) for _ in range(3)] == [1, 2, 3]
     assert module.state_dict()["calls"].item() == 3
+    both = {"a": "__call__", "b": lambda net, x: x + net.calls}
+    with pytest.raises(errors.StateChangeError, match="do not share the state"):
+        to_torch(Counter(), tmp_path / "two", dict.fromkeys(both, spec("n")), methods=both,
+                 state="update")  # fmt: skip
 
 
 @with_torch
