@@ -8,6 +8,8 @@ follow one rule: split the leaves, change some, merge.
 from __future__ import annotations
 
 import importlib
+import pkgutil
+import re
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -93,11 +95,6 @@ _NAMES = {
     "unfreeze_parameters update_parameters",
     "generation": "generate",
     "inspection": "inspect",
-    "nn": "EMA GRU LSTM BatchNorm1D BatchNorm2D Conv1D Conv1DTranspose Conv2D Conv2DTranspose "
-    "Dropout Embed GatedDense GroupNorm GroupedQueryAttention GRUState Identity Lambda LayerNorm "
-    "Linear LSTMState MultiHeadAttention RMSNorm RngSeq Rotary RotaryScaling Sequential "
-    "VanillaRNN VanillaRNNState alibi_slopes avg_pool dot_product_attention dropout max_pool "
-    "rotary_frequencies sinusoidal_positions",
     "optim": "build_update_fn",
     "precision": "apply_mp_policy unwrap_mp_policy",
     "quantization": "quantize",
@@ -105,6 +102,10 @@ _NAMES = {
     "utils": "scan",
     "weights": "load_weights save_weights",
 }
+# All of `nn`: the list in its file, which is not imported for it.
+_NAMES["nn"] = " ".join(
+    re.findall(r'"(\w+)"', (pkgutil.get_data(__name__, "nn/__init__.py") or b"").decode())
+)
 _HOMES = {name: room for room, names in _NAMES.items() for name in names.split()}
 _WITHOUT_JAX = ("compat", "errors", "export")
 

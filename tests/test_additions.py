@@ -67,7 +67,65 @@ READER = """
         return Source("numbers", file.where, {"w": entry})
 """
 
+LAYER = """
+    import jax
+
+    from pax_export.core import Declared, ParameterModule, next_rng_key
+
+    def small(layer):
+        return jax.nn.initializers.normal(0.1)
+
+    class Scaled(ParameterModule):
+        arrays = {"weight": Declared("kernel", ("in", "out"), init=small)}
+
+        def __init__(self, inputs, outputs):
+            super().__init__()
+            self.weight = small(self)(next_rng_key(), (inputs, outputs))
+
+        def __call__(self, x):
+            return 2 * x @ self.weight
+"""
+
+TRANSFORM = """
+    import jax
+
+    from pax_export.transforms._lift import LiftedCall
+
+    def named(f, name):
+        def call_by_name(*args, **kwargs):
+            call, results = LiftedCall(f, args, kwargs), []
+
+            def inside(leaves):
+                results.append(call.inside(leaves))
+                return results[-1].leaves
+
+            leaves = jax.named_call(inside, name=name)(dict(enumerate(call.leaves)))
+            return call.finish(results[-1], leaves)
+
+        return call_by_name
+"""
+
 USES = {
+    "a layer": ("pax_export.nn", "_scaled.py", LAYER, """
+        from pax_export.nn._scaled import Scaled
+        layer = Scaled(32, 8)
+        assert layer.at("weight").init(jax.random.key(0)).weight.shape == (32, 8)
+        assert pax.adapters.lora(layer, 2).adapters["default"].rank == 2
+        assert pax.quantize(layer)[0].weight.form.bits == 8
+        mesh = pax.sharding.abstract_mesh(model=2)
+        table = pax.sharding.table(layer, mesh, pax.sharding.tensor_parallel())
+        assert table["weight"].shard_shape == (32, 4)
+        assert pax.precision.policy_of(pax.experimental.default_mp_policy(layer)) is not None
+        assert pax.inspect(layer)["weight"].declared == "kernel [in, out]"
+    """),
+    "a transform": ("pax_export.transforms", "_named.py", TRANSFORM, """
+        from pax_export.transforms._named import named
+        average, x = pax.EMA(np.zeros(2, np.float32), 0.5), np.ones(2, np.float32)
+        new, y = pax.module_and_value(named(lambda net, x: net(x), "averaging"))(average, x)
+        assert (y == (average % x)[1]).all()
+        program = jax.make_jaxpr(named(lambda net, x: net(x), "a line"))(pax.Linear(2, 2), x)
+        assert "name=a line" in str(program)
+    """),
     "a format": ("pax_export.export.formats", "doubles/__init__.py", FORMAT, """
         layer = pax.Linear(3, 2, with_bias=False, rng_key=np.zeros(2, np.uint32))
         report = pax.export.to_doubles(layer, "m.npz", pax.export.spec("n, 3"))

@@ -6,6 +6,7 @@ import jmp
 import numpy as np
 import optax
 import pytest
+import safetensors
 
 import pax_export as pax
 from pax_export.precision import policy_of
@@ -51,6 +52,32 @@ def test_adapters(name, dora, tmp_path):
     pax.adapters.save(adapted, tmp_path / "adapters")
     loaded = pax.adapters.load(net, tmp_path / "adapters")
     assert_close(loaded(x), adapted(x))
+    assert jax.tree.structure(loaded) == jax.tree.structure(adapted)
+
+
+def test_each_kernel_of_a_layer_has_an_adapter(tmp_path):
+    """With the names of torch's modules, and the sharding of its array."""
+    layer, x = rows()["LowRank"]
+    adapted = pax.adapters.add(pax.Sequential(layer), "modules.0", rank=4)
+    own = adapted.modules[0].adapters["default"]
+    assert {name: each.lora_a.shape for name, each in own.items()} == {
+        "down": (64, 4), "up": (32, 4)
+    }  # fmt: skip
+    turned = adapted.at("modules.0.adapters.default.down.lora_b").map(jnp.ones_like)
+    assert abs(turned(x) - adapted(x)).max() > 1e-3
+    mesh = pax.sharding.abstract_mesh(model=4)
+    table = pax.sharding.table(adapted, mesh, pax.sharding.tensor_parallel())
+    assert table["modules.0.adapters.default.up.lora_b"].shard_shape == (4, 2)
+    assert not table.unmatched
+    pax.adapters.save(adapted, tmp_path / "adapters", rename={"modules.0.down": "body.fc1"})
+    with safetensors.safe_open(tmp_path / "adapters/adapter_model.safetensors", "np") as file:
+        names = {name.removeprefix("base_model.model.") for name in file.keys()}  # noqa: SIM118
+    paths = ("body.fc1", "modules.0.up")
+    assert names == {f"{path}.lora_{part}.weight" for path in paths for part in "AB"}
+    smaller = pax.adapters.remove(pax.adapters.add(adapted, "modules.0", 2, name="b"), "default")
+    assert pax.adapters.names(smaller) == ["b"]
+    with pytest.raises(pax.errors.InvalidArgumentError, match="one kernel"):
+        pax.adapters.lora(layer, 2, dropout=0.5)(x)
 
 
 @ROWS

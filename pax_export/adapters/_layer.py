@@ -17,12 +17,14 @@ import numpy as np
 from pax_export._foundations.check import checked_fraction, checked_integer, checked_positive
 from pax_export._foundations.errors import InvalidArgumentError
 from pax_export._foundations.jax import is_tracer
-from pax_export._foundations.types import Array
+from pax_export._foundations.types import Array, DTypeLike, PRNGKey
 from pax_export.adapters import _kernels as kernels
 from pax_export.adapters._lora import LoRA
 from pax_export.core import (
+    DeclaredArray,
     Frozen,
     Module,
+    adaptable_arrays,
     aspect_of,
     attributes_of,
     current_kinds,
@@ -30,6 +32,8 @@ from pax_export.core import (
     filled_array,
     frozen_of,
     is_node,
+    join_path,
+    kernel_of,
     rebuild_tree,
     register_aspect,
     require_module,
@@ -63,13 +67,14 @@ def lora(
 ) -> M:
     """Adds an adapter to one layer, and freezes the layer's own arrays.
 
+    A layer that declares several kernels gets one for each, ``layer.adapters[name]["up"]``.
     The layer keeps its class and its weight; only the adapter, in its dict ``adapters``, is in its
     `parameters()`.  The adapter initially adds exactly zero: ``a`` is random and ``b`` zero (for an
     `Embed` the other way round), as in PEFT.
 
     Args:
         module: a `Linear`, `Embed`, convolution or transposed convolution, or any layer that
-            declares a kernel or table (`pax_export.Declared`); stacked layers, in `Scan` or
+            declares kernels or tables (`pax_export.Declared`); stacked layers, in `Scan` or
             `Vmap`, get an adapter for each layer.
         rank: the rank of the update.
         alpha: the adapter is scaled by ``alpha / rank``; equal to the rank by default.
@@ -97,39 +102,51 @@ def lora(
         >>> adapted.parameters().weight, adapted.parameters().adapters["default"].lora_b.shape
         (EmptyNode, (2, 4))
     """
-    where = repr(module)[:200]
-    sizes = kernels.sizes_of(module, where)
-    if checked_integer(rank, "lora.rank", least=1) > sizes.largest_rank:
-        raise InvalidArgumentError(
-            "The rank of an adapter is larger than the sizes of its layer.",
-            where=where,
-            got=f"rank {rank} for {sizes.largest_rank}",
-            write=f"a rank of at most {sizes.largest_rank}, or train the layer itself",
+    found = kernels.require_adaptable(module)
+    keys = split_rng_key(key, 3 * len(found), "lora: key")
+    made: dict[str, LoRA] = {}
+    for n, (array, adapted) in enumerate(found.items()):
+        where = join_path(repr(module)[:200], array)
+        sizes = kernels.sizes_of(adapted, where)
+        if checked_integer(rank, "lora.rank", least=1) > sizes.largest_rank:
+            raise InvalidArgumentError(
+                "The rank of an adapter is larger than the sizes of its layer.",
+                where=where,
+                got=f"rank {rank} for {sizes.largest_rank}",
+                write=f"a rank of at most {sizes.largest_rank}, or train the layer itself",
+            )
+        a, b, dtype = _initial_values(adapted, sizes, int(rank), keys[3 * n], keys[3 * n + 1])
+        made[array] = LoRA(
+            a,
+            b,
+            alpha=checked_positive(rank if alpha is None else alpha, "lora.alpha"),
+            dropout=checked_fraction(dropout, "lora.dropout", one_allowed=False),
+            rslora=rslora,
+            magnitude=kernels.column_norms(adapted, adapted.array.astype(dtype)) if dora else None,
+            key=keys[3 * n + 2],
         )
-    a_key, b_key, dropout_key = split_rng_key(key, 3, "lora: key")
-    own = kernels.adapted_array(module).array
-    dtype = jnp.promote_types(own.dtype, jnp.float32)
-    a_shape, b_shape = (*sizes.a, int(rank)), (*sizes.stacked, int(rank), sizes.outputs)
-    if kernels.is_table(module):
-        a = filled_array(a_shape, 0, dtype)
-        b = sample_padded(lambda key, shape: jax.random.normal(key, shape, dtype), b_key, b_shape)
-    else:
-        bound = 1 / np.sqrt(np.prod(sizes.inputs, dtype=int))
-        draw = lambda key, shape: jax.random.uniform(key, shape, dtype, -bound, bound)  # noqa: E731
-        a, b = sample_padded(draw, a_key, a_shape), filled_array(b_shape, 0, dtype)
-    adapter = LoRA(
-        a,
-        b,
-        alpha=checked_positive(rank if alpha is None else alpha, "lora.alpha"),
-        dropout=checked_fraction(dropout, "lora.dropout", one_allowed=False),
-        rslora=rslora,
-        magnitude=kernels.column_norms(module, own.astype(dtype)) if dora else None,
-        key=dropout_key,
-    )
-    return put_adapter(module, name, adapter)
+    return put_adapter(module, name, made)
 
 
-def put_adapter(layer: Module, name: str, adapter: LoRA) -> Any:
+def _initial_values(
+    adapted: DeclaredArray, sizes: kernels.KernelSizes, rank: int, a_key: PRNGKey, b_key: PRNGKey
+) -> tuple[Array, Array, DTypeLike]:
+    """Returns ``a``, ``b``, whose product is zero, and their dtype."""
+    dtype = jnp.promote_types(adapted.array.dtype, jnp.float32)
+    a_shape, b_shape = (*sizes.a, rank), (*sizes.stacked, rank, sizes.outputs)
+    if kernels.is_table(adapted):
+        draw = lambda key, shape: jax.random.normal(key, shape, dtype)  # noqa: E731
+        return filled_array(a_shape, 0, dtype), sample_padded(draw, b_key, b_shape), dtype
+    bound = 1 / np.sqrt(np.prod(sizes.inputs, dtype=int))
+    draw = lambda key, shape: jax.random.uniform(key, shape, dtype, -bound, bound)  # noqa: E731
+    return sample_padded(draw, a_key, a_shape), filled_array(b_shape, 0, dtype), dtype
+
+
+#: An adapter of a layer: by array, or under ``""`` where the layer has one that can be adapted.
+ByArray = dict[str, LoRA]
+
+
+def put_adapter(layer: Module, name: str, adapter: ByArray) -> Any:
     """Adds an adapter to a layer, with the layer's mode and policy."""
     now = adapters_of(layer)
     if not isinstance(name, str) or not name or "." in name:
@@ -151,33 +168,41 @@ def put_adapter(layer: Module, name: str, adapter: LoRA) -> Any:
             where=f"{type(layer).__qualname__}.{_ATTRIBUTE}",
             write="another name for the attribute of that class",
         )
+    return set_adapters(
+        freeze_for_adapters(layer),
+        {**now, name: {array: _as_in(layer, each) for array, each in adapter.items()}},
+    )
+
+
+def _as_in(layer: Module, adapter: LoRA) -> LoRA:
+    """The adapter in the mode of a layer, and with its policy."""
     policy = policy_of(layer)
     if policy is not None:
         # Adapters stay in float32, for small updates and loss scales.
         wide = jnp.promote_types(policy.param_dtype, jnp.float32)
         policy = jmp.Policy(wide, policy.compute_dtype, policy.output_dtype)
         adapter = apply_mp_policy(adapter, policy)
-    adapter = set_training(adapter, layer.training)
-    return set_adapters(freeze_for_adapters(layer), {**now, name: adapter})
+    return set_training(adapter, layer.training)
 
 
-def adapters_of(module: Module) -> dict[str, LoRA]:
+def adapters_of(module: Module) -> dict[str, ByArray]:
     """Returns the adapters of a layer by name; empty for other objects."""
     if not is_node(module) or aspect_of(type(module), "adapted") is None:
         return {}
-    return dict(getattr(module, _ATTRIBUTE))
+    adapters = getattr(module, _ATTRIBUTE)
+    return {n: {"": each} if isinstance(each, LoRA) else each for n, each in adapters.items()}
 
 
-def with_adapters(layer: Module, adapters: dict[str, LoRA]) -> Any:
+def with_adapters(layer: Module, adapters: dict[str, ByArray]) -> Any:
     """Replaces the adapters of a layer; without any, restores the original class."""
     return set_adapters(layer, adapters) if adapters else undo_freezing(set_adapters(layer, {}))
 
 
-def set_adapters(layer: Module, adapters: dict[str, LoRA]) -> Any:
+def set_adapters(layer: Module, adapters: dict[str, ByArray]) -> Any:
     """Replaces the adapters of a layer, which stays frozen; without any, it has its own class."""
     new = rebuild_tree(layer)
     known = {name: kind for name, kind in current_kinds(new).items() if name != _ATTRIBUTE}
-    attributes_of(new)[_ATTRIBUTE] = adapters
+    attributes_of(new)[_ATTRIBUTE] = {n: each.get("", each) for n, each in adapters.items()}
     if not adapters:
         del attributes_of(new)[_ATTRIBUTE]
     update_moduledef(new, known)
@@ -235,29 +260,30 @@ def weight_of(layer: Module) -> Any:
     return weight_in_use(layer)
 
 
-def _with_changes(layer: Module) -> Any:
-    weight = kernels.adapted_array(layer).array
-    changes = [each.change(layer) for each in adapters_of(layer).values() if each.strength]
-    if not changes:
-        return weight
-    total = weight.astype(changes[0].dtype)
-    for change in changes:
-        total = total + change
-    return total.astype(weight.dtype)
+def _changed_arrays(layer: Module) -> dict[str, Any]:
+    """Returns the arrays that active adapters of a layer change, with the changes, by name."""
+    changed = {}
+    for array, adapted in adaptable_arrays(layer).items():
+        active = [a[array] for a in adapters_of(layer).values() if array in a and a[array].strength]
+        changes = [each.change(adapted) for each in active]
+        if changes:
+            weight = adapted.array
+            total = sum(changes, weight.astype(changes[0].dtype))
+            changed[adapted.name] = total.astype(weight.dtype)
+    return changed
 
 
 def merge_layer(layer: Module) -> Any:
-    """Adds the active adapters of a layer to its weight, and removes them."""
-    kernel = kernels.adapted_array(layer)
-    weight, total = kernel.array, _with_changes(layer)
+    """Adds the active adapters of a layer to its arrays, and removes them."""
+    changed = _changed_arrays(layer)
     layer = set_adapters(layer, {})
-    if total is weight:
-        return layer
-    if isinstance(weight, np.ndarray) and not is_tracer(total):
-        total = np.asarray(total)
-    elif not is_tracer(total) and (sharding := chosen_sharding(weight)) is not None:
-        total = jax.device_put(total, sharding)
-    return layer.replace(**{kernel.name: total})
+    for name, total in changed.items():
+        weight = getattr(layer, name)
+        if isinstance(weight, np.ndarray) and not is_tracer(total):
+            changed[name] = np.asarray(total)
+        elif not is_tracer(total) and (sharding := chosen_sharding(weight)) is not None:
+            changed[name] = jax.device_put(total, sharding)
+    return layer.replace(**changed)
 
 
 # --- the derived class --------------------------------------------------------------
@@ -268,17 +294,29 @@ def _adapted_namespace(base: type, namespace: dict[str, Any], value: bool) -> di
     inner: Any = namespace.get("__call__") or base.__call__
 
     def __call__(self: Any, x: Array, /, *args: object, **kwargs: object) -> Any:
-        active = [each for each in getattr(self, _ATTRIBUTE).values() if each.strength]
-        kernel = kernels.adapted_array(self)
-        if kernel.declared.apply is None and not any(each.dropout for each in active):
-            changed = self.replace(**{kernel.name: _with_changes(self)})
+        adapters = [pair for each in adapters_of(self).values() for pair in each.items()]
+        active = [(array, each) for array, each in adapters if each.strength]
+        if kernels.apply_of(self) is None:
+            if self.training and any(each.dropout for _, each in active):
+                raise InvalidArgumentError(
+                    "Adapters with dropout require a layer with one kernel, and how it is applied.",
+                    where=repr(self)[:200],
+                    write='pax.Declared("kernel", ..., apply=lambda layer, array, x: ...)',
+                )
+            changed = self.replace(**_changed_arrays(self))
             return inner.__get__(changed, type(self))(x, *args, **kwargs)
         plain = y = inner.__get__(self, type(self))(x, *args, **kwargs)
-        for adapter in active:
-            y = y + adapter(self, x, plain).astype(y.dtype)
+        arrays = adaptable_arrays(self)
+        for array, adapter in active:
+            y = y + adapter(arrays[array], x, plain).astype(y.dtype)
         return y
 
-    return {"__call__": functools.update_wrapper(__call__, inner), "_weight_in_use": _with_changes}
+    return {"__call__": functools.update_wrapper(__call__, inner), "_weight_in_use": _weight_in_use}
+
+
+def _weight_in_use(layer: Module) -> Any:
+    kernel = kernel_of(layer)
+    return _changed_arrays(layer).get(kernel.name, kernel.array) if kernel else layer.weight
 
 
 register_aspect("adapted", _adapted_namespace)

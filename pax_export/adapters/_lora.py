@@ -9,10 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from pax_export._foundations.check import checked_fraction
-from pax_export._foundations.errors import InvalidArgumentError
-from pax_export._foundations.types import Array, PyTree
+from pax_export._foundations.types import Array
 from pax_export.adapters import _kernels as kernels
-from pax_export.core import Module, ParameterModule
+from pax_export.core import DeclaredArray, ParameterModule
 from pax_export.nn import Dropout, join_specs, spec_of, under_auto_axes
 
 
@@ -60,16 +59,6 @@ class LoRA(ParameterModule):
         key: Any = None,
     ):
         super().__init__()
-        a, b = (getattr(each, "shape", ()) for each in (lora_a, lora_b))
-        if len(a) < 2 or len(b) < 2 or a[-1] != b[-2]:
-            raise InvalidArgumentError(
-                "The arrays of an adapter must have shapes [..., in, rank] and [..., rank, out].",
-                where="LoRA",
-                got=" and ".join(
-                    f"{type(x).__name__} {getattr(x, 'shape', '')}" for x in (lora_a, lora_b)
-                ),
-                write="pax.adapters.lora(layer, rank), which makes both",
-            )
         self.lora_a, self.lora_b, self.magnitude = lora_a, lora_b, magnitude
         self.rank: int = lora_b.shape[-2]
         self.alpha = float(alpha)
@@ -88,58 +77,56 @@ class LoRA(ParameterModule):
         """The factor of ``a · b``, without the strength."""
         return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
 
-    def __call__(self, layer: Module, x: Array, y: Array) -> jax.Array:
-        """Returns the update of the layer's output.
+    def __call__(self, adapted: DeclaredArray, x: Array, y: Array) -> jax.Array:
+        """Returns the update of a layer's output.
 
         Args:
-            layer: the layer; DoRA uses its weight.
+            adapted: the array of the layer that the adapter changes.
             x: the input of the layer.
             y: the output of the layer.
 
         Returns:
             An array of the shape of ``y``.
         """
-        if self.dropout is not None and not kernels.is_table(layer):
+        if self.dropout is not None and not kernels.is_table(adapted):
             x = self.dropout(x)
-        added = kernels.adapter_output(layer, x, self.lora_a, self.lora_b, y)
+        added = kernels.adapter_output(adapted, x, self.lora_a, self.lora_b, y)
         if self.scale * self.strength != 1:
             added = added * (self.scale * self.strength)
         if self.magnitude is None:
             return added
         strength = self.strength
 
-        def with_lengths(added: Array, y: Array, bias: Array, factor: PyTree) -> Any:
-            factor = kernels.by_channel(layer, factor)
-            plain = y if bias is None else y - kernels.by_channel(layer, bias)
+        def with_lengths(added: Array, y: Array, bias: Array | None, factor: Array) -> Array:
+            factor = kernels.by_channel(adapted, factor)
+            plain = y if bias is None else y - kernels.by_channel(adapted, bias)
             return factor * added + (factor - 1) * strength * plain
 
-        operands = (added, y, getattr(layer, "bias", None), self._factor(layer))
+        operands = (added, y, getattr(adapted.layer, "bias", None), self._factor(adapted))
         return under_auto_axes(with_lengths, operands, lambda: join_specs(*spec_of(y)))
 
-    def change(self, layer: Module) -> jax.Array:
-        """Returns the update of the layer's weight.
+    def change(self, adapted: DeclaredArray) -> jax.Array:
+        """Returns the update of an array of a layer.
 
         Args:
-            layer: the layer.
+            adapted: the array.
 
         Returns:
-            An array of the shape of the weight, in at least float32.
+            An array of its shape, in at least float32.
         """
-        own = kernels.adapted_array(layer).array
-        wide = jnp.promote_types(own.dtype, jnp.float32)
-        found = kernels.weight_of_product(layer, self.lora_a.astype(wide), self.lora_b.astype(wide))
+        wide = jnp.promote_types(adapted.array.dtype, jnp.float32)
+        a, b = self.lora_a.astype(wide), self.lora_b.astype(wide)
+        found = kernels.weight_of_product(adapted, a, b)
         if self.magnitude is None:
             return found * (self.scale * self.strength)
-        weight = own.astype(wide)
-        factor = kernels.in_weight(layer, self._factor(layer))
+        weight = adapted.array.astype(wide)
+        factor = kernels.in_weight(adapted, self._factor(adapted))
         return (factor * (weight + found * self.scale) - weight) * self.strength
 
-    def _factor(self, layer: Module) -> jax.Array:
+    def _factor(self, adapted: DeclaredArray) -> jax.Array:
         """The factor for columns of weight plus adapter, without gradient (paper, section 4.3)."""
-        product = kernels.weight_of_product(layer, self.lora_a, self.lora_b)
-        length = kernels.column_norms(
-            layer, kernels.adapted_array(layer).array + product * self.scale
-        )
+        product = kernels.weight_of_product(adapted, self.lora_a, self.lora_b)
+        length = kernels.column_norms(adapted, adapted.array + product * self.scale)
         lengths = (self.magnitude, jax.lax.stop_gradient(length))
         return under_auto_axes(jnp.divide, lengths, lambda: join_specs())
 

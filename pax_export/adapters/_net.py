@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import tree_flatten_with_path
 
-from pax_export._foundations.check import as_strings, checked_integer
+from pax_export._foundations.check import as_strings, checked_float, checked_integer
 from pax_export._foundations.errors import InvalidArgumentError, PaxError, a_few, near_names
 from pax_export._foundations.types import PRNGKey, PyTree
 from pax_export.adapters import _kernels as kernels
@@ -22,6 +21,7 @@ from pax_export.adapters._lora import LoRA
 from pax_export.core import (
     Module,
     Selection,
+    adaptable_arrays,
     apply_bottom_up,
     fold_bottom_up,
     frozen_of,
@@ -129,8 +129,8 @@ def _find_adaptable(
     trained = []
     for path, module in chosen_modules(net, targets, "add.targets"):
         for below, layer in named_modules(module):
-            if kernels.is_adaptable(layer):
-                own = join_path(path, below) if below else path
+            if adaptable_arrays(layer):
+                own = join_path(path, below)
                 if id(layer) in whole or (has_adapters and not frozen_of(layer).whole):
                     trained.append(own)
                 else:
@@ -139,7 +139,7 @@ def _find_adaptable(
         why = (
             "all of it is trained as a whole"
             if trained
-            else "no layer that declares one kernel or table"
+            else "no layer that declares a kernel or table"
         )
         raise InvalidArgumentError(
             f"The targets select no layers to adapt: {why}.",
@@ -149,7 +149,11 @@ def _find_adaptable(
             if trained
             else "the class or path of a layer",
         )
-    largest = {path: kernels.sizes_of(layer, path).largest_rank for path, layer in found.items()}
+    largest = {
+        join_path(path, array): kernels.sizes_of(each, join_path(path, array)).largest_rank
+        for path, layer in found.items()
+        for array, each in adaptable_arrays(layer).items()
+    }
     small = [
         path for path, most in largest.items() if most < checked_integer(rank, "add.rank", least=1)
     ]
@@ -256,7 +260,7 @@ def activate(net: M, which: str | Iterable[str] | Mapping[str, float]) -> M:
     else:
         strengths = dict.fromkeys(as_strings("which", which, 'which=["french"]'), 1.0)
     found = require_adapters(net, "adapters.activate", strengths)
-    numbers = {name: _check_strength(value, name) for name, value in strengths.items()}
+    numbers = {name: checked_float(value, f"activate: {name}") for name, value in strengths.items()}
     return _change_adapters(
         net, found, lambda _, name, each: layers.with_strength(each, numbers.get(name, 0.0))
     )
@@ -265,28 +269,18 @@ def activate(net: M, which: str | Iterable[str] | Mapping[str, float]) -> M:
 def _change_adapters(
     net: Module, found: list[tuple[str, Any]], change: Callable[[str, str, LoRA], LoRA | None]
 ) -> Any:
-    """Changes each adapter by its layer's path and its name; drops those that become None."""
+    """Changes each adapter by its array's path and its name; drops those that become None."""
 
     def changed(layer: Module, path: str) -> Any:
-        now = {name: change(path, name, each) for name, each in layers.adapters_of(layer).items()}
-        return layers.with_adapters(layer, {n: each for n, each in now.items() if each is not None})
+        new: dict[str, layers.ByArray] = {}
+        for name, adapter in layers.adapters_of(layer).items():
+            for array, each in adapter.items():
+                changed = change(join_path(path, array), name, each)
+                if changed is not None:
+                    new.setdefault(name, {})[array] = changed
+        return layers.with_adapters(layer, new)
 
     return apply_changes(net, {id(layer): partial(changed, path=path) for path, layer in found})
-
-
-def _check_strength(value: PyTree, name: str) -> float:
-    try:
-        number = math.nan if isinstance(value, str) else float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    if not math.isfinite(number):
-        raise InvalidArgumentError(
-            "The strength of an adapter must be a Python number.",
-            where=f"activate: {name}",
-            got=repr(value)[:120],
-            write="a Python float",
-        )
-    return number
 
 
 def remove(net: M, name: str) -> M:
@@ -412,7 +406,7 @@ def chosen_modules(net: Module, targets: object, where: str) -> list[tuple[str, 
         for path, item in tree_flatten_with_path(part, is_leaf=is_node)[0]:
             if is_node(item):
                 below = path_name(path)
-                found[join_path(name, below) if below else name] = item
+                found[join_path(name, below)] = item
     if not found:
         raise InvalidArgumentError(
             "The selection contains no modules.",
@@ -452,9 +446,11 @@ def pad_ranks(net: M) -> M:
     largest: dict[tuple[str, str], LoRA] = {}
     for path, layer in found:
         for name, adapter in layers.adapters_of(layer).items():
-            old = largest.setdefault((_pattern_of_path(path), name), adapter)
-            if adapter.rank > old.rank:
-                largest[_pattern_of_path(path), name] = adapter
+            for array, each in adapter.items():
+                pattern = _pattern_of_path(join_path(path, array))
+                old = largest.setdefault((pattern, name), each)
+                if each.rank > old.rank:
+                    largest[pattern, name] = each
 
     def padded(path: str, name: str, adapter: LoRA) -> LoRA:
         return _pad_adapter(adapter, largest[_pattern_of_path(path), name])

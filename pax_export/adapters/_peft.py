@@ -21,7 +21,15 @@ from pax_export._foundations.errors import WeightsFileError, near_names
 from pax_export._foundations.types import Array, PRNGKey, PyTree
 from pax_export.adapters import _kernels as kernels
 from pax_export.adapters._lora import LoRA
-from pax_export.core import Module, join_path, kernel_of, named_leaves, named_modules
+from pax_export.core import (
+    DeclaredArray,
+    Module,
+    adaptable_arrays,
+    declared_in,
+    join_path,
+    named_leaves,
+    named_modules,
+)
 from pax_export.weights import LoadReport, describe_array, mismatch_error
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -41,9 +49,9 @@ _OTHER_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 # --- arrays -------------------------------------------------------------------------
 
 
-def array_suffixes(layer: Module) -> tuple[str, str]:
+def array_suffixes(adapted: DeclaredArray) -> tuple[str, str]:
     """Returns the suffixes of the names of ``a`` and ``b`` after the path of a layer."""
-    if kernels.is_table(layer):
+    if kernels.is_table(adapted):
         return "lora_embedding_A", "lora_embedding_B"
     return "lora_A.weight", "lora_B.weight"
 
@@ -52,9 +60,9 @@ def array_suffixes(layer: Module) -> tuple[str, str]:
 SUFFIXES = ("lora_A.weight", "lora_B.weight", "lora_embedding_A", "lora_embedding_B", MAGNITUDE)
 
 
-def peft_shapes(layer: Module, where: str, rank: int) -> tuple[tuple, tuple, tuple]:
+def peft_shapes(adapted: DeclaredArray, where: str, rank: int) -> tuple[tuple, tuple, tuple]:
     """Returns the shapes of ``a``, ``b`` and the magnitude in PEFT's layout."""
-    sizes = kernels.sizes_of(layer, where)
+    sizes = kernels.sizes_of(adapted, where)
     *kernel, inputs = sizes.inputs
     ones = (1,) * len(kernel)
     b = (*sizes.stacked, sizes.outputs, rank, *ones)
@@ -62,18 +70,18 @@ def peft_shapes(layer: Module, where: str, rank: int) -> tuple[tuple, tuple, tup
     return (*sizes.stacked, rank, inputs, *kernel), b, magnitude
 
 
-def rank_of(layer: Module, b: Any) -> int:
+def rank_of(adapted: DeclaredArray, b: Any) -> int:
     """Returns the rank from the shape of PEFT's ``b``; 0 for other arrays."""
-    kernel = kernels.kernel_rank(layer)
+    kernel = kernels.kernel_rank(adapted)
     return b[-1 - kernel] if len(b) > kernel + 1 else 0
 
 
-def to_peft(layer: Module, adapter: LoRA) -> dict[str, np.ndarray]:
+def to_peft(adapted: DeclaredArray, adapter: LoRA) -> dict[str, np.ndarray]:
     """Returns the arrays of an adapter by name suffix, in PEFT's layout."""
-    kernel = kernels.kernel_rank(layer)
+    kernel = kernels.kernel_rank(adapted)
     a, b = np.asarray(adapter.lora_a), np.swapaxes(np.asarray(adapter.lora_b), -1, -2)
     a = _features_first(a, kernel)
-    a_name, b_name = array_suffixes(layer)
+    a_name, b_name = array_suffixes(adapted)
     found = {a_name: a, b_name: b.reshape(*b.shape, *[1] * kernel)}
     if adapter.magnitude is not None:
         m = np.asarray(adapter.magnitude)
@@ -83,9 +91,9 @@ def to_peft(layer: Module, adapter: LoRA) -> dict[str, np.ndarray]:
     return {name: np.ascontiguousarray(array) for name, array in found.items()}
 
 
-def from_peft(layer: Module, a: Array, b: Any, magnitude: PyTree) -> tuple[Any, Any, Any]:
+def from_peft(adapted: DeclaredArray, a: Array, b: Any, magnitude: PyTree) -> tuple[Any, Any, Any]:
     """Converts arrays in PEFT's layout, with checked shapes, to those of `LoRA`."""
-    kernel = kernels.kernel_rank(layer)
+    kernel = kernels.kernel_rank(adapted)
     b = b.reshape(b.shape[: b.ndim - kernel])
     if magnitude is not None and kernel:
         stacked = b.ndim - 2
@@ -106,21 +114,21 @@ def whole_to_torch(module: Module, attribute: str, array: Array) -> np.ndarray:
     """Converts an array of a fully trained module to torch's layout."""
     array = np.asarray(array)
     if _is_turned(module, attribute):
-        array = _features_first(array, kernels.kernel_rank(module))
+        array = _features_first(array, array.ndim - 2)
     return np.ascontiguousarray(array)
 
 
 def whole_from_torch(module: Module, attribute: str, array: Array) -> Any:
     """The inverse of `whole_to_torch`."""
     if _is_turned(module, attribute) and array.ndim >= 2:
-        return _features_last(array, kernels.kernel_rank(module))
+        return _features_last(array, array.ndim - 2)
     return array
 
 
 def _is_turned(module: Module, attribute: str) -> bool:
     """Whether an array has its inputs before its outputs, which torch has the other way."""
-    found = kernel_of(module)
-    return found is not None and found.name == attribute and found.axes[-2:] == ("in", "out")
+    found = declared_in(module).get(attribute)
+    return found is not None and found.axes[-2:] == ("in", "out")
 
 
 # --- names --------------------------------------------------------------------------
@@ -231,41 +239,27 @@ def check_config(config: object, where: str) -> None:
         )
 
 
-#: Regular expressions that may take exponential time: repeated groups, or many repetitions.
-_SLOW_PATTERN = re.compile(r"\)[*+{]|([*+}][^*+}]*){4}")
-
-
 def _at_path(config: Mapping[str, Any], pattern: str, name: str, path: str) -> Any:
     """Returns the value of a path of the file, by the first pattern that matches its end."""
     for each, value in dict(config.get(pattern) or {}).items():
-        if _SLOW_PATTERN.search(each):
-            raise ValueError(f"{pattern} with many repetitions: {each:.80}")
         if re.match(rf"(.*\.)?({each})$", path):
             return value
     return config[name]
 
 
-def alpha_and_rate(
-    config: Mapping[str, Any], path: str, rank: int, where: str
-) -> tuple[float, float]:
-    """Returns alpha and dropout of the layer at a path of the file, whose arrays have a rank."""
+def alpha_and_rate(config: Mapping[str, Any], path: str, where: str) -> tuple[float, float]:
+    """Returns alpha and dropout of the layer at a path of the file."""
     try:
         alpha = float(_at_path(config, "alpha_pattern", "lora_alpha", path))
         rate = float(config.get("lora_dropout") or 0.0)
         if not (math.isfinite(alpha) and 0 <= rate < 1):
             raise ValueError(f"lora_alpha {alpha}, lora_dropout {rate}")
-        said = _at_path({"r": rank, **config}, "rank_pattern", "r", path)
-        if said != rank:
-            raise ValueError(f"r {said!r:.80}, where the arrays of {path} have rank {rank}")
-        if config.get("use_rslora") not in (None, True, False):
-            raise ValueError(f"use_rslora {config['use_rslora']!r:.80}")
     except (KeyError, TypeError, ValueError, OverflowError, re.error) as error:
         raise WeightsFileError(
             "The file adapter_config.json has no valid scale.",
             where=where,
             got=f"{type(error).__name__}: {error}"[:200],
-            write='numbers for "lora_alpha" and "lora_dropout", the ranks of the arrays for "r" '
-            'and "rank_pattern", and an object "alpha_pattern"',
+            write='numbers for "lora_alpha" and "lora_dropout", and an object "alpha_pattern"',
         ) from error
     return alpha, rate
 
@@ -293,24 +287,21 @@ def own_leaves(module: Module) -> list[tuple[str, Any]]:
 
 @dataclass
 class FoundAdapter:
-    """The arrays of one layer's adapter in a file."""
+    """The arrays of one adapter in a file."""
 
-    own_path: str  # path of the layer in the file
+    own_path: str  # path of the layer, or of its array, in the file
     arrays: dict[str, np.ndarray] = field(default_factory=dict)  # by name suffix
 
-    def rank(self, layer: Module) -> int:
-        """Returns the rank by the arrays."""
-        return rank_of(layer, self.arrays[array_suffixes(layer)[1]].shape)
-
     def adapter(
-        self, layer: Module, alpha: float, rate: float, rslora: object, key: PRNGKey | None
+        self, adapted: DeclaredArray, alpha: float, rate: float, rslora: object, key: PRNGKey | None
     ) -> LoRA:
         """Returns the adapter, in at least float32."""
-        a_name, b_name = array_suffixes(layer)
+        a_name, b_name = array_suffixes(adapted)
         wide = jnp.promote_types(self.arrays[a_name].dtype, jnp.float32)
-        given = (self.arrays[a_name], self.arrays[b_name], self.arrays.get(MAGNITUDE))
+        stored = (self.arrays[a_name], self.arrays[b_name], self.arrays.get(MAGNITUDE))
         a, b, magnitude = [
-            None if each is None else jnp.asarray(each, wide) for each in from_peft(layer, *given)
+            None if each is None else jnp.asarray(each, wide)
+            for each in from_peft(adapted, *stored)
         ]
         return LoRA(
             a, b, alpha=alpha, dropout=rate, rslora=bool(rslora), magnitude=magnitude, key=key
@@ -324,10 +315,17 @@ class Reading:
 
     def __init__(self, net: Module, rename: Mapping[str, str], arrays: Mapping[str, np.ndarray]):
         self._modules = dict(named_modules(net))
+        #: What can be adapted, by the path of its layer, and of several arrays by their own.
+        self.adaptable = {
+            join_path(path, array): adapted
+            for path, module in self._modules.items()
+            for array, adapted in adaptable_arrays(module).items()
+        }
         # Several paths for one of the file: its outputs are theirs, in the order of `rename`.
         patterns = [None, *rename]
         self._paths: dict[str, list[str]] = {}
-        for path in sorted(self._modules, key=lambda x: patterns.index(pattern_of(x, rename))):
+        every = {**self._modules, **self.adaptable}
+        for path in sorted(every, key=lambda x: patterns.index(pattern_of(x, rename))):
             self._paths.setdefault(rename_path(path, rename), []).append(path)
         self.adapters: dict[str, FoundAdapter] = {}
         self.trained: list[str] = []
@@ -346,20 +344,22 @@ class Reading:
     def _take_adapter(self, stem: str, array: np.ndarray) -> bool:
         own, suffix = _split_name(stem)
         paths = self._paths.get(own, [])
-        layers = [self._modules[path] for path in paths]
+        adaptable = [self.adaptable[path] for path in paths if path in self.adaptable]
         is_fused = len(paths) > 1
-        for layer in layers:
-            if not kernels.is_adaptable(layer) or (is_fused and not kernels.is_dense(layer)):
+        if len(adaptable) < len(paths):
+            return False
+        for each in adaptable:
+            if is_fused and each.axes != ("in", "out"):
                 return False
-            if suffix not in (*array_suffixes(layer), MAGNITUDE):
+            if suffix not in (*array_suffixes(each), MAGNITUDE):
                 return False
         parts = [array] * len(paths)
         axis = -1 if suffix == MAGNITUDE else -2
-        has_outputs = is_fused and suffix != array_suffixes(layers[0])[0]
+        has_outputs = is_fused and suffix != array_suffixes(adaptable[0])[0]
         if has_outputs and array.ndim >= -axis:
             parts = np.split(
                 array,
-                np.cumsum([kernels.sizes_of(each, own).outputs for each in layers[:-1]]),
+                np.cumsum([kernels.sizes_of(each, own).outputs for each in adaptable[:-1]]),
                 axis,
             )
         for path, part in zip(paths, parts):
@@ -370,7 +370,8 @@ class Reading:
         parts = stem.replace(_AROUND, "").split(".")
         for count in reversed(range(len(parts))):
             paths, leaf = self._paths.get(".".join(parts[:count]), []), ".".join(parts[count:])
-            own = dict(own_leaves(self._modules[paths[0]])).get(leaf) if len(paths) == 1 else None
+            module = self._modules.get(paths[0]) if len(paths) == 1 else None
+            own = dict(own_leaves(module)).get(leaf) if module is not None else None
             if own is None:
                 continue
             path = paths[0]
@@ -388,15 +389,15 @@ class Reading:
 
     def _check(self, path: str, found: FoundAdapter) -> None:
         """Records missing arrays and wrong shapes of an adapter."""
-        layer = self._modules[path]
-        a_name, b_name = array_suffixes(layer)
+        adapted = self.adaptable[path]
+        a_name, b_name = array_suffixes(adapted)
         names = {s: full_name(found.own_path, s) for s in (a_name, b_name, MAGNITUDE)}
         missing = [names[each] for each in (a_name, b_name) if each not in found.arrays]
         self._missing += missing
         if b_name not in found.arrays:
             return  # its shape gives the rank
-        rank = rank_of(layer, found.arrays[b_name].shape)
-        wanted = dict(zip(names, peft_shapes(layer, path, rank)))
+        rank = rank_of(adapted, found.arrays[b_name].shape)
+        wanted = dict(zip(names, peft_shapes(adapted, path, rank)))
         for suffix, array in found.arrays.items():
             fits = rank > 0 and array.shape == wanted[suffix]
             if fits and jnp.issubdtype(array.dtype, jnp.floating):

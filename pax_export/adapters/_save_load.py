@@ -36,6 +36,7 @@ from pax_export.adapters._net import (
 from pax_export.adapters._peft import UNTIED, Reading, own_leaves
 from pax_export.core import (
     Module,
+    adaptable_arrays,
     join_path,
     named_leaves,
     named_modules,
@@ -77,8 +78,8 @@ def save(
     Raises:
         InvalidArgumentError: the net has no adapters, or none of this name.
         InvalidArgumentTypeError: the arrays have no values, for example inside jit.
-        WeightsFileError: (an OSError) the folder contains other files than adapters.
-        ExportPathError: (an OSError) the path is a file, or cannot be written.
+        ExportPathError: (an OSError) the path is a file, or a folder with other files than
+            adapters, or cannot be written.
         MissingPackageError: safetensors is not installed.
 
     Example:
@@ -94,11 +95,10 @@ def save(
     arrays: dict[str, np.ndarray] = {}
     saved: dict[str, LoRA] = {}
     for path, layer in found:
-        adapter = layers.adapters_of(layer).get(name)
-        if adapter is not None:
+        for array, adapter in layers.adapters_of(layer).get(name, {}).items():
             leaves = {join_path(path, leaf_name): leaf for leaf_name, leaf in named_leaves(adapter)}
             require_values(leaves, "adapters.save")
-            own = peft.rename_path(path, rename)
+            own = peft.rename_path(join_path(path, array), rename)
             if own in saved:
                 raise InvalidArgumentError(
                     "Adapters of several layers cannot be saved as those of one.",
@@ -108,8 +108,9 @@ def save(
                     "adapters.merge(net)",
                 )
             saved[own] = adapter
-            for suffix, array in peft.to_peft(layer, adapter).items():
-                arrays[peft.full_name(own, suffix)] = array
+            adapted = adaptable_arrays(layer)[array]
+            for suffix, values in peft.to_peft(adapted, adapter).items():
+                arrays[peft.full_name(own, suffix)] = values
     whole = []
     for path, module, attribute, leaf in _trained_beside(net):
         require_values({join_path(path, attribute): leaf}, "adapters.save")
@@ -119,10 +120,7 @@ def save(
     config = peft.config_of(saved, list(dict.fromkeys(whole)))
     changed = {peft.rename_path(path, rename) for path in _tied_layers(net)}
     config["ensure_weight_tying"] = not changed.isdisjoint((*saved, *whole))
-    target = directory.place(folder)
-    directory.check(target, lambda _: lambda name: True)  # checks an existing folder now
-    _require_replaceable(target)
-    with directory.replace_path(target, _recognize_adapters) as temporary:
+    with directory.replace_path(folder, _recognize_adapters) as temporary:
         save_weights(arrays, temporary / peft.WEIGHTS)
         text = json.dumps(config, indent=2) + "\n"
         (temporary / peft.CONFIG).write_text(text, encoding="utf-8")
@@ -139,7 +137,11 @@ def _check_rename(rename: Any, net: Module, where: str) -> Mapping[str, str]:
             got=repr(rename)[:200],
             write='rename={"layers.*.query": "model.layers.*.q_proj"}',
         )
-    paths = [path for path, _ in named_modules(net)]
+    paths = [
+        join_path(path, array)
+        for path, module in named_modules(net)
+        for array in dict.fromkeys(["", *adaptable_arrays(module)])
+    ]
     for pattern in given:
         if not any(peft.pattern_of(path, {pattern: ""}) for path in paths):
             raise InvalidArgumentError(
@@ -171,18 +173,6 @@ def _recognize_adapters(path: Path) -> Belongs | None:
     if not (path / peft.CONFIG).is_file():
         return None
     return (peft.CONFIG, peft.WEIGHTS).__contains__
-
-
-def _require_replaceable(path: Path) -> None:
-    if path.is_dir() and any(path.iterdir()):
-        strange = sorted({each.name for each in path.iterdir()} - {peft.CONFIG, peft.WEIGHTS})
-        if strange or not (path / peft.CONFIG).is_file():
-            raise WeightsFileError(
-                "The folder is not replaced: it contains other files than adapters.",
-                where=str(path),
-                got=f"a directory with {some_names(path)}",
-                write="another folder, or an empty one",
-            )
 
 
 # --- loading ------------------------------------------------------------------------
@@ -241,13 +231,18 @@ def load(
     there = dict(named_modules(net))
     for path in reading.trained:
         changes[id(there[path])] = layers.unfreeze_own
-    for path, found in reading.adapters.items():
-        rank = found.rank(there[path])
-        alpha, rate = peft.alpha_and_rate(config, found.own_path, rank, str(place / peft.CONFIG))
-        key = next_rng_key() if rate and key is None else key
-        own_key, key = jax.random.split(key) if rate else (None, key)
-        adapter = found.adapter(there[path], alpha, rate, config.get("use_rslora"), own_key)
-        changes[id(there[path])] = partial(_put_adapter, path=path, name=name, adapter=adapter)
+    for path, layer in there.items():
+        adapter: layers.ByArray = {}
+        for array, adapted in adaptable_arrays(layer).items():
+            found = reading.adapters.get(join_path(path, array))
+            if found is None:
+                continue
+            alpha, rate = peft.alpha_and_rate(config, found.own_path, str(place / peft.CONFIG))
+            key = next_rng_key() if rate and key is None else key
+            own_key, key = jax.random.split(key) if rate else (None, key)
+            adapter[array] = found.adapter(adapted, alpha, rate, config.get("use_rslora"), own_key)
+        if adapter:
+            changes[id(layer)] = partial(_put_adapter, path=path, name=name, adapter=adapter)
     return apply_changes(net, changes)
 
 
@@ -271,7 +266,7 @@ def _require_own_head(net: Module, changed: set[str], where: str) -> None:
         )
 
 
-def _put_adapter(layer: Module, *, path: str, name: str, adapter: LoRA) -> Any:
+def _put_adapter(layer: Module, *, path: str, name: str, adapter: layers.ByArray) -> Any:
     with told_where(path):
         return layers.put_adapter(layer, name, adapter)
 

@@ -16,7 +16,6 @@ from pax_export._foundations.errors import (
     WeightsMismatchError,
     near_names,
 )
-from pax_export._foundations.files.paths import first_unusual, unusual_type
 from pax_export._foundations.types import AnyMesh, PyTree
 from pax_export.checkpoint import _orbax
 from pax_export.checkpoint._saved import (
@@ -65,8 +64,6 @@ class Checkpoint:
         self.directory = directory
         self.step = step
         try:
-            if (unusual := first_unusual(directory)) is not None:
-                raise ValueError(f"{unusual} is {unusual_type(unusual)}")
             about = _orbax.read_about(directory)
             self.metrics: dict[str, float] = dict(about["metrics"])
             self._entries: dict[str, dict[str, LeafEntry]] = {
@@ -230,27 +227,15 @@ class Checkpoint:
         try:
             arrays = _orbax.read_arrays(self.directory / tree, wanted)
         except Exception as error:  # as above; a mistake of ours would be called damage
-            raise self._damaged(tree, *self._culprit(tree, wanted, error)) from error
+            raise self._damaged(
+                tree, next(iter(wanted)) if len(wanted) == 1 else None, error
+            ) from error
         for name, array in arrays.items():
             saved, found = self._entries[tree][name].checksum, array_checksum(array)
             if found is not None and saved not in (None, found):
                 differs = ValueError(f"the checksum is {found}, expected {saved}")
                 raise self._damaged(tree, name, differs)
         return arrays
-
-    def _culprit(
-        self, tree: str, wanted: Mapping[str, Any], error: Exception
-    ) -> tuple[str | None, Exception]:
-        """Returns the first array that cannot be read, and the error."""
-        if len(wanted) == 1:
-            return next(iter(wanted)), error
-        if jax.process_count() == 1:  # several must read in step, so they look no further
-            for name, sharding in wanted.items():
-                try:
-                    _orbax.read_arrays(self.directory / tree, {name: sharding})
-                except Exception as found:  # raised by the caller
-                    return name, found
-        return None, error
 
     def _damaged(self, tree: str, name: str | None, error: Exception) -> CheckpointError:
         what = tree

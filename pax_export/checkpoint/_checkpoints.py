@@ -24,7 +24,7 @@ from pax_export._foundations.errors import (
 )
 from pax_export._foundations.files import directory as directories
 from pax_export._foundations.files.overwrite_guard import files, format_names, some_names
-from pax_export._foundations.files.paths import as_path, unusual_type
+from pax_export._foundations.files.paths import as_path
 from pax_export.checkpoint import _orbax
 from pax_export.checkpoint._checkpoint import Checkpoint, Restored, shardings_of
 from pax_export.checkpoint._orbax import ABOUT, DELETED
@@ -77,8 +77,6 @@ class Checkpoints:
         self._open_path = ExitStack()
         self._metrics: dict[int, dict[str, float]] = {}
         self._writing: int | None = None
-        if "\0" in str(self.directory):
-            raise self._no_directory("a path with a null character")
         if directories.is_remote(directory):
             raise self._no_directory("a path of another machine")
 
@@ -393,18 +391,10 @@ class Checkpoints:
     def _no_directory(self, reason: str | None) -> CheckpointError:
         return CheckpointError(
             "Checkpoints cannot be stored here.",
-            where=str(self.directory).replace("\0", "\\0"),
-            got=self._what_is_there() or reason or "no directory that can be written",
+            where=str(self.directory),
+            got=reason,
             write="a writable directory, or one that does not exist yet",
         )
-
-    def _what_is_there(self) -> str | None:
-        try:
-            if self.directory.is_dir():
-                return None
-            return unusual_type(self.directory) or ("a file" if self.directory.is_file() else None)
-        except (OSError, ValueError):
-            return None
 
     def _unwritten(self, error: Exception) -> CheckpointError:
         step, self._writing = self._writing, None

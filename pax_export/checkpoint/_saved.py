@@ -26,7 +26,7 @@ from pax_export._foundations.errors import (
     UnsupportedDtypeError,
 )
 from pax_export._foundations.types import DTypeLike, PyTree
-from pax_export.checkpoint._orbax import ABOUT, PATTERN
+from pax_export.checkpoint._orbax import ABOUT
 from pax_export.weights import Description, describe_array, explain_absence, is_key, leaves_by_name
 
 #: Python types that JSON restores exactly.
@@ -136,13 +136,6 @@ def saved_trees(trees: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any
             f"No tree can be called {ABOUT!r}: checkpoints keep this name for themselves.",
             write="another name",
         )
-    for name in trees:
-        if name in ("", ".", "..") or set(name) & (PATTERN | set("/\0")):
-            raise InvalidArgumentError(
-                "The name of a tree must be valid as a directory's name.",
-                got=repr(name),
-                write="a name without / \\ * ? [ ]",
-            )
     arrays: dict[str, dict[str, Any]] = {}
     about: dict[str, dict[str, Any]] = {}
     for tree_name, tree in trees.items():

@@ -17,6 +17,7 @@ from pax_export.core._check import (
 from pax_export.core._declared import (
     Declared,
     DeclaredArray,
+    adaptable_arrays,
     computes_in,
     declared_at,
     declared_in,
@@ -136,12 +137,10 @@ from pax_export.core.selections import (
     has_names,
     is_random_key,
     leaves_of,
-    lost_by_steps,
     matcher,
     path_pattern,
     require_names,
     require_names_among,
-    with_several_steps,
 )
 
 # Names imported but not listed are for other rooms of the package.

@@ -140,6 +140,16 @@ def kernel_of(layer: object) -> DeclaredArray | None:
     return found[0] if len(found) == 1 else None
 
 
+def adaptable_arrays(layer: object) -> dict[str, DeclaredArray]:
+    """The kernels and tables with one axis of outputs, by name; an only one has the name ``""``."""
+    found = {
+        name: x
+        for name, x in declared_in(layer).items()
+        if x.declared.role in ("kernel", "table") and len(x.output_axes) == 1 and x.input_axes
+    }
+    return dict(zip([""], found.values())) if len(found) == 1 else found
+
+
 def computes_in(layer: object) -> str:
     """``"half"``, ``"float32"``, or ``""`` where its declarations do not say."""
     kinds = {_COMPUTES.get(each.declared.role, "") for each in declared_in(layer).values()}

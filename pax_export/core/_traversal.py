@@ -31,7 +31,7 @@ def path_name(path: tuple) -> str:
 
 def join_path(path: str, name: str) -> str:
     """The dotted name of something below a path."""
-    return f"{path}.{name}" if path else name
+    return f"{path}.{name}" if path and name else path or name
 
 
 def is_at(path: str, place: str) -> bool:

@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from pax_export._foundations.errors import ShardingError, near_names
 from pax_export._foundations.types import AnyMesh, PyTree
-from pax_export.core import Spec, lost_by_steps, path_pattern, with_several_steps
+from pax_export.core import Spec
 from pax_export.sharding._mesh import mesh_text, names_in, parts_of, sizes_of
 from pax_export.sharding._rules import (
     ClassRule,
@@ -230,7 +230,6 @@ def require_used(
     """Raises unless every rule matched a leaf, including leaves with declared specs."""
     used = {id(rule) for _, match in matched if match is not None for rule in match.rules}
     for rule in rules.parts():
-        _require_steps(rule, [leaf for leaf, _ in matched])
         if not rule.must_match or id(rule) in used:
             continue
         own = [pair for pair in matched if rule.match(pair[0], sizes, ()) is not None]
@@ -246,28 +245,6 @@ def require_used(
                 got=f"{' & '.join(map(str, match.rules))} for {leaf.name}",
                 write=f"{rule} before it",
             )
-
-
-def _require_steps(rule: Rules, leaves: Sequence[LeafPath]) -> None:
-    """Raises for a path that matched when ``*`` matched several names, and no longer does."""
-    if not isinstance(rule, (PathRule, ClassRule)):
-        return
-    pattern = path_pattern(rule.pattern)
-    if isinstance(rule, PathRule):
-        names = [".".join(leaf.steps) for leaf in leaves]
-    else:
-        pairs = [(leaf, owner) for leaf in leaves for owner in leaf.owners]
-        names = [leaf.name_in(each) for leaf, each in pairs if isinstance(each.module, rule.cls)]
-    lost = lost_by_steps(pattern, names)
-    if lost:
-        raise ShardingError(
-            "In a path, * matches one name or a part of it; this rule may have been meant for "
-            "leaves with several names there.",
-            where=str(rule),
-            got=f"{lost[0]}, which it is not for",
-            write=f"{with_several_steps(rule.pattern, lost[0])!r} for these too, or "
-            f"{'.' + rule.pattern!r} for one name",
-        )
 
 
 def _for_no_leaf(rule: Rules, leaves: list[LeafPath]) -> ShardingError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -34,7 +34,7 @@ def make_mesh(devices: Sequence[Any] | None = None, **axes: int) -> Mesh:
         >>> pax.sharding.make_mesh(data=-1, model=1).axis_names
         ('data', 'model')
     """
-    devices = jax.devices() if devices is None else _list_devices(devices)
+    devices = jax.devices() if devices is None else list(devices)
     sizes = _complete_sizes(axes, len(devices))
     types = (AxisType.Auto,) * len(sizes)
     return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=types, devices=devices)
@@ -58,22 +58,6 @@ def abstract_mesh(**axes: int) -> AbstractMesh:
     sizes = _complete_sizes(axes, None)
     types = (AxisType.Auto,) * len(sizes)
     return AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=types)
-
-
-def _list_devices(devices: object) -> list[Any]:
-    """The devices, unless axes were given in their place."""
-    axes = devices if isinstance(devices, Mapping) else {}
-    if isinstance(devices, Iterable) and not isinstance(devices, (Mapping, str)):
-        listed = list(devices)
-        if not any(isinstance(each, (int, str, tuple)) for each in listed):
-            return listed
-    by_name = all(isinstance(name, str) and name.isidentifier() for name in axes)
-    write = mesh_text(axes) if axes and by_name else "data=4, model=2"
-    raise InvalidArgumentTypeError(
-        "make_mesh needs the sizes of axes by name.",
-        got=f"{type(devices).__name__} for the devices: {devices!r}"[:120],
-        write=f"make_mesh({write}), with devices=jax.devices()[:n] for some of them",
-    )
 
 
 def _complete_sizes(axes: Mapping[str, int], devices: int | None) -> dict[str, int]:

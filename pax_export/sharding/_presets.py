@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from pax_export._foundations.errors import InvalidArgumentTypeError
-from pax_export.core import Spec, declared_in, kernel_of
+from pax_export.core import Spec, adaptable_arrays, declared_in
 from pax_export.sharding._leaf_shardings import require_axis
 from pax_export.sharding._mesh import names_in, parts_of
 from pax_export.sharding._rules import LeafPath, Match, Rules, Sizes, merge_specs, on_own_axes
@@ -36,9 +35,6 @@ def fully_sharded(axis: Axis = "data", min_size: int = 1024) -> Rules:
         axis: the mesh axis, or several as one.
         min_size: arrays with fewer elements are replicated.
 
-    Raises:
-        InvalidArgumentTypeError: (a TypeError) the axis is not a name, or the size not an integer.
-
     Example:
         >>> import pax_export as pax
         >>> mesh = pax.sharding.abstract_mesh(data=8)
@@ -46,13 +42,7 @@ def fully_sharded(axis: Axis = "data", min_size: int = 1024) -> Rules:
         >>> pax.sharding.table(pax.Linear(64, 128), mesh, rules)["weight"].shard_shape
         (64, 16)
     """
-    if not isinstance(min_size, int) or isinstance(min_size, bool):
-        raise InvalidArgumentTypeError(
-            "min_size must be a number of elements.",
-            got=f"{type(min_size).__name__}: {min_size!r}",
-            write="fully_sharded(min_size=1024)",
-        )
-    return FullySharded(_check_axis(axis, "fully_sharded"), min_size)
+    return FullySharded(axis, min_size)
 
 
 def tensor_parallel(axis: Axis = "model") -> Rules:
@@ -81,9 +71,6 @@ def tensor_parallel(axis: Axis = "model") -> Rules:
     Args:
         axis: the mesh axis, or several as one.
 
-    Raises:
-        InvalidArgumentTypeError: (a TypeError) the axis is not a name.
-
     Example:
         >>> import pax_export as pax
         >>> mlp = pax.Sequential(pax.Linear(8, 32), pax.Linear(32, 8))
@@ -92,18 +79,7 @@ def tensor_parallel(axis: Axis = "model") -> Rules:
         >>> table["modules.0.weight"].shard_shape, table["modules.1.weight"].shard_shape
         ((8, 8), (8, 8))
     """
-    return TensorParallel(_check_axis(axis, "tensor_parallel"))
-
-
-def _check_axis(axis: object, function: str) -> Axis:
-    names = axis if isinstance(axis, tuple) else (axis,)
-    if not names or not all(isinstance(name, str) for name in names):
-        raise InvalidArgumentTypeError(
-            "The axis of a mesh must be a name or a tuple of names.",
-            got=f"{type(axis).__name__}: {axis!r}"[:120],
-            write=f'{function}(axis="data")',
-        )
-    return axis  # type: ignore[return-value]  # just checked
+    return TensorParallel(axis)
 
 
 @dataclass(frozen=True)
@@ -229,15 +205,15 @@ def _names_in_block(leaf: LeafPath) -> tuple[dict[str, str], int | None]:
 
 def _layout_of_adapter(leaf: LeafPath) -> Layout | None:
     """Returns the layout of the adapted weight: inputs in ``lora_a``, outputs in ``lora_b``."""
-    if leaf.steps[-3:-2] != ("adapters",) or not hasattr(leaf.module, "lora_a"):
+    if len(leaf.owners) < 2 or not hasattr(leaf.module, "lora_a"):
         return None
-    kernel = kernel_of(leaf.owners[-2].module)
-    if kernel is None:
-        return None
-    steps = (*leaf.steps[:-3], kernel.name)
+    layer = leaf.owners[-2]
+    _, _, *array, _ = leaf.steps[layer.depth :]  # "adapters", a name, the array of several, a part
+    kernel = adaptable_arrays(layer.module)["".join(array)]
+    steps = (*leaf.steps[: layer.depth], kernel.name)
     weight = layout_of(replace(leaf, steps=steps, owners=leaf.owners[:-1]))
-    if weight is None or leaf.is_key:
-        return weight and Layout()
+    if weight is None:
+        return None
     if leaf.steps[-1] == "lora_a":
         return Layout((-2,) if weight.axes[:1] == kernel.input_axes[-1:] else ())
     return Layout((-1,), weight.units) if weight.axes[:1] == kernel.output_axes else Layout()

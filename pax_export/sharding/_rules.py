@@ -24,6 +24,7 @@ from pax_export.core import (
     path_pattern,
     specs_of,
 )
+from pax_export.sharding._mesh import names_in
 from pax_export.transforms import Scan, StateAxes, Vmap
 
 Sizes = Mapping[str, int]
@@ -250,8 +251,10 @@ def as_spec(value: object, where: str) -> Spec:
     """Converts a user's value to a partition spec, or raises an InvalidArgumentTypeError."""
     if value is None:
         return ()
-    if isinstance(value, (tuple, PartitionSpec)) and all(map(_is_entry, value)):
-        return tuple(value)
+    if isinstance(value, (tuple, PartitionSpec)):
+        names = [name for entry in value for name in names_in(entry)]
+        if all(isinstance(name, str) for name in names):
+            return tuple(value)
     raise InvalidArgumentTypeError(
         "A rule must be a partition spec: for each axis of the array the name of a mesh axis, "
         "several names, or None.",
@@ -259,12 +262,6 @@ def as_spec(value: object, where: str) -> Spec:
         got=f"{type(value).__name__}: {value!r}"[:120],
         write='P(None, "model"), or P() for a replicated array',
     )
-
-
-def _is_entry(entry: object) -> bool:
-    if isinstance(entry, tuple):
-        return all(isinstance(name, str) for name in entry)
-    return entry is None or isinstance(entry, str)
 
 
 def merge_specs(taken: Sequence[Any], spec: Sequence[Any]) -> Spec:

@@ -14,7 +14,6 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 from jax.tree_util import (
     tree_flatten,
-    tree_flatten_with_path,
     tree_leaves,
     tree_map,
     tree_structure,
@@ -24,9 +23,8 @@ from pax_export._foundations.errors import ShardingError
 from pax_export._foundations.jax import call_with_constants, is_tracer
 from pax_export._foundations.jaxpr import jaxpr_constants
 from pax_export._foundations.types import AnyMesh, PyTree
-from pax_export.core import path_name
 from pax_export.sharding._leaf_shardings import require_axis, shardings_of_leaves
-from pax_export.sharding._mesh import mesh_text, names_in, parts_of, require_devices, sizes_of
+from pax_export.sharding._mesh import names_in, require_devices, sizes_of
 
 T = TypeVar("T")
 
@@ -167,8 +165,8 @@ def shard_batch(batch: T, mesh: Mesh, axis: str | tuple[str, ...] = "data") -> T
         The same pytree of arrays ``[whole batch, ...]``.
 
     Raises:
-        ShardingError: (a ValueError) the mesh has no such axis, or its part here
-            does not divide the batch.
+        ShardingError: (a ValueError) the mesh has no such axis.
+        ValueError: the devices of this process do not divide the batch.
 
     Example:
         >>> import jax, numpy as np, pax_export as pax
@@ -182,25 +180,7 @@ def shard_batch(batch: T, mesh: Mesh, axis: str | tuple[str, ...] = "data") -> T
     for name in names_in(axis):
         require_axis(name, sizes, "the batch", f"axis={axis!r}")
     sharding = NamedSharding(mesh, PartitionSpec(axis))
-    parts = _parts_here(sharding, parts_of(axis, sizes))
-    items, treedef = tree_flatten_with_path(batch)
-    for path, leaf in items:
-        shape = np.shape(leaf)
-        if not shape or shape[0] % parts:
-            raise ShardingError(
-                "The part of a mesh axis that this process has must divide its batch.",
-                where=path_name(path) or "the batch",
-                got=f"shape {shape} for {parts} parts of {axis!r}, on a mesh with "
-                f"{mesh_text(sizes)}",
-                write=f"a multiple of {parts} examples" if shape else "arrays [batch, ...]",
-            )
-    return treedef.unflatten([_split_leaf(leaf, sharding) for _, leaf in items])
-
-
-def _parts_here(sharding: NamedSharding, parts: int) -> int:
-    """Returns the number of parts of the batch on this process' devices."""
-    slices = sharding.addressable_devices_indices_map((parts,)).values()
-    return len({index[0].indices(parts) for index in slices if index is not None})
+    return tree_map(lambda leaf: _split_leaf(leaf, sharding), batch)
 
 
 def _split_leaf(leaf: object, sharding: NamedSharding) -> jax.Array:

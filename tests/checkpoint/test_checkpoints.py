@@ -260,7 +260,7 @@ def test_places_without_checkpoints(tmp_path, run):
     message = refusal(FileNotFoundError, Checkpoints(tmp_path).open)
     assert "got: a directory with notes.txt" in message
     message = refusal(OSError, Checkpoints(tmp_path / "notes.txt").save, 0, x=jnp.zeros(1))
-    assert "got: a file" in message
+    assert "got: Not a directory" in message
     assert "got: step 8; there are 7" in refusal(FileNotFoundError, run.open, 8)
 
 

@@ -48,13 +48,6 @@ def test_a_path_that_is_a_pattern_where_no_other_leads_there(tmp_path, monkeypat
     assert not os.listdir(tmp_path / "lr=[0.1]")
 
 
-@pytest.mark.parametrize("name", ["a[0]", "a/b", "..", "", "all*", "\0", "a\\b"])
-def test_names_of_trees_that_no_directory_can_have(tmp_path, name):
-    with refused(ValueError, "directory", got=repr(name)):
-        Checkpoints(tmp_path / "run").save(1, **{name: MODEL})
-    assert not os.listdir(tmp_path)
-
-
 def test_unreadable_checkpoints_are_refused(tmp_path, monkeypatch):
     def broken(directory, wanted):
         raise ValueError("no such array")
@@ -104,27 +97,15 @@ def test_a_later_folder_of_others_is_no_checkpoint(tmp_path):
     assert sorted(each.name for each in tmp_path.iterdir()) == ["2", "2019", "7"]
 
 
-def test_named_pipes_are_refused(tmp_path):
-    with Checkpoints(tmp_path) as checkpoints:
-        save(checkpoints, 1)
-    file = tmp_path / "1" / "about" / "metadata"
-    file.unlink()
-    os.mkfifo(file)
-    with refused(OSError, "checkpoint", got=f"ValueError: {file} is a FIFO (a named pipe)"):
-        checkpoints.restore(model=MODEL)
-
-
 def test_other_paths_are_refused(tmp_path):
-    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "file").touch()
     (tmp_path / "one").symlink_to("two")
     (tmp_path / "two").symlink_to("one")
-    for name, got in (("fifo", "a FIFO (a named pipe)"), ("one", "Too many levels of symbolic l")):
+    for name, got in (("file", "Not a directory"), ("one", "Too many levels of symbolic l")):
         for call in (lambda each: each.steps, lambda each: each.save(1, model=MODEL)):
             with pytest.raises(OSError) as caught:
                 call(Checkpoints(tmp_path / name))
             assert caught.value.got.startswith(got)
-    with refused(OSError, got="a path with a null character"):
-        Checkpoints(tmp_path / "a\0b")
     with refused(OSError, got="a path of another machine"):
         Checkpoints("gs://bucket/run")
 

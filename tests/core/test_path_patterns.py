@@ -10,9 +10,7 @@ import pytest
 from pax_export.core.selections import (
     better_path,
     escape_step,
-    lost_by_steps,
     path_pattern,
-    with_several_steps,
 )
 from pax_export.errors import InvalidArgumentError
 from tests.refusals import refused
@@ -88,17 +86,6 @@ def test_deeper_paths_are_proposed_before_similar_names():
     assert better_path("encoder.atention", paths) == "encoder.attention, encoder.attention.query"
     assert better_path("zzz", paths) == "encoder.attention, encoder.attention.query, attentive"
     assert better_path("zzz", []) == ""
-
-
-def test_wildcards_do_not_cross_dots():
-    paths = ["encoder.a.weight", "encoder.a.b.weight", "encoder.c"]
-    assert lost_by_steps(path_pattern("encoder.*.weight"), paths) == ["encoder.a.b.weight"]
-    assert lost_by_steps(path_pattern("*.weight"), paths) == []
-    assert lost_by_steps(path_pattern("encoder.*"), paths) == []
-    assert lost_by_steps(path_pattern(".encoder.*.weight"), paths) == []
-    for text in ("encoder.*.weight", "encoder.a*.weight", "enc*.weight"):
-        wider = with_several_steps(text, "encoder.a.b.weight")
-        assert path_pattern(wider).fits("encoder.a.b.weight"), wider
 
 
 def fits_slowly(steps, path):

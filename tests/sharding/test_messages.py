@@ -63,23 +63,6 @@ def test_a_constructor_that_looks_at_values():
         sharding.init(looks_at_its_weight, mesh)
 
 
-@pytest.mark.parametrize(
-    ("given", "got", "write"),
-    [
-        ({"rows": 1, "columns": -1}, "dict for the devices: {'rows': 1, 'columns': -1}",
-         "make_mesh(rows=1, columns=-1)"),
-        ({}, "dict for the devices: {}", "make_mesh(data=4, model=2)"),
-        (8, "int for the devices: 8", "make_mesh(data=4, model=2)"),
-        ((4, 2), "tuple for the devices: (4, 2)", "make_mesh(data=4, model=2)"),
-        ([("data", 1)], "list for the devices: [('data', 1)]", "make_mesh(data=4, model=2)"),
-        ("data", "str for the devices: 'data'", "make_mesh(data=4, model=2)"),
-    ],
-)  # fmt: skip
-def test_axes_where_devices_are_expected(given, got, write):
-    with refused(InvalidArgumentTypeError, write, got=got):
-        sharding.make_mesh(given)
-
-
 WRONG_TYPES = {
     "rules": lambda: table([("*", P())]),
     "key": lambda: table({int: P()}),
@@ -87,9 +70,6 @@ WRONG_TYPES = {
     "entry": lambda: table({"*": (0,)}),
     "mapping for a path": lambda: table({"*": {"weight": P()}}),
     "mesh": lambda: table(None, mesh=(2, 4)),
-    "axis": lambda: sharding.fully_sharded(0),
-    "no axis": lambda: sharding.tensor_parallel(()),
-    "size": lambda: sharding.fully_sharded(min_size="large"),
     "size of a mesh": lambda: sharding.make_mesh(data=2.0),
     "no devices": lambda: sharding.shard(net(), MESH),
     "no devices to build on": lambda: sharding.init(net, MESH),

@@ -27,9 +27,7 @@ from pax_export.core.selections._paths import (
     Chosen,
     better_path,
     escape_step,
-    lost_by_steps,
     path_pattern,
-    with_several_steps,
 )
 from pax_export.core.selections._selection import Selection
 from pax_export.core.selections._verbs import freeze_at

@@ -6,7 +6,6 @@ import functools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Any
 
 from jax.tree_util import tree_structure, tree_unflatten
@@ -312,24 +311,3 @@ def better_path(text: str, paths: Iterable[str]) -> str:
     if found:
         return f"{deeper!r}, which fits {a_few(found, 3)}; or one of them"
     return ", ".join(near_names(text, paths, 3) or paths[:3])
-
-
-def with_several_steps(text: str, path: str) -> str:
-    """The pattern with wildcards that also match several names, if that matches a path."""
-    steps = []
-    for number, step in enumerate(text.split(".")):
-        before = ["**"] if number and step.startswith("*") else []
-        steps += [*before, step, *(["**"] if step.endswith("*") and step != "*" else [])]
-    wider = ".".join(steps)
-    return wider if path_pattern(wider).covers(path) else f"**.{text.rpartition('.')[2]}"
-
-
-def lost_by_steps(pattern: PathPattern, paths: Iterable[str]) -> list[str]:
-    """Returns the paths that the pattern matched when wildcards still crossed dots.
-
-    Patterns with a leading dot or ``**`` are explicit, so they are not checked.
-    """
-    if pattern.text.startswith(".") or "**" in pattern.steps or "*" not in pattern.text:
-        return []
-    crossing = [path for path in paths if fnmatchcase(path, pattern.text)]
-    return [path for path in crossing if not pattern.covers(path)]

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from pax_export._foundations.check import as_strings
 from pax_export._foundations.errors import (
     InvalidArgumentError,
-    InvalidArgumentTypeError,
     near_names,
 )
 from pax_export.core import is_at, path_pattern
@@ -102,15 +102,6 @@ def options_of(
     flatten: str | Mapping[str, int] | None = None, zeros: object = None,
 ) -> Options:  # fmt: skip
     """The options, checked."""
-    for name, value in (("rename", rename), ("axes", axes)):
-        if value is not None and not isinstance(value, Mapping):
-            raise InvalidArgumentTypeError(
-                f"{name}= must be a mapping.",
-                where=f"{where}({name}=)",
-                got=f"{type(value).__name__}: {value!r}"[:200],
-                write='rename={"name.in.the.file": "path.in.the.module"}'
-                if name == "rename" else 'axes={"path.in.the.module": (1, 0)}',
-            )  # fmt: skip
     for name, value, known in (("origin", origin, ORIGINS), ("fused", fused, _ORDERS)):
         if value is not None and value not in known:
             raise InvalidArgumentError(
@@ -133,13 +124,13 @@ def options_of(
     return Options(
         where,
         {str(key): str(value) for key, value in (rename or {}).items()},
-        _checked_patterns(ignore, f"{where}(ignore=)"),
-        _checked_patterns(keep, f"{where}(keep=)"),
+        as_strings("ignore", ignore or (), 'ignore=["head.*"]'),
+        as_strings("keep", keep or (), 'keep=["head.*"]'),
         {key: tuple(order) for key, order in (axes or {}).items()},
         origin,
         fused,
         flatten,
-        _checked_patterns(zeros, f"{where}(zeros=)"),
+        as_strings("zeros", zeros or (), 'zeros=["head.*"]'),
     )
 
 
@@ -152,23 +143,6 @@ def _require_channels(flatten: object, where: str) -> None:
             got=repr(flatten)[:200],
             write=f'{{"path.of.the.layer": 64}}, "{FIRST}" or "{AS_IT_IS}"',
         )
-
-
-def _checked_patterns(given: object, where: str) -> tuple[str, ...]:
-    if given is None:
-        return ()
-    if isinstance(given, str):
-        return (given,)
-    listed = list(given) if isinstance(given, Iterable) else [given]
-    names = tuple(one for one in listed if isinstance(one, str))
-    if len(names) == len(listed):
-        return names
-    raise InvalidArgumentTypeError(
-        "Expected a name or a list of names to ignore.",
-        where=where,
-        got=f"{type(given).__name__}: {given!r}"[:200],
-        write='a name or a list of names, in which * matches a part: "head.*"',
-    )
 
 
 _SEPARATORS = re.compile(r"[./:]+")

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pax_export._foundations.errors import WeightsFileError
-from pax_export._foundations.files.paths import first_unusual, read_small_file, unusual_type
+from pax_export._foundations.files.paths import read_small_file
 from pax_export._foundations.optional import require
 from pax_export._foundations.types import PyTree
 from pax_export.core import join_path
@@ -52,7 +51,6 @@ def read(path: Path, found: dict[str, Path]) -> Source:
     metadata: dict[str, Any] = {}
     with refuse_damaged(str(path), KIND):
         for prefix, folder in found.items():
-            _require_files(folder)
             tree = json.loads(read_small_file(folder / _TREE, _LARGEST))
             room = sum(each.stat().st_size for each in folder.rglob("*") if each.is_file())
             if tree.get("custom_metadata"):
@@ -70,18 +68,6 @@ def read(path: Path, found: dict[str, Path]) -> Source:
                     spec = _tensorstore_spec(folder, own, tree)
                     entries[name] = _make_entry(where, library, spec, room)
     return Source("orbax", str(path), entries, metadata=metadata)
-
-
-def _require_files(folder: Path) -> None:
-    """Refuses special files, for which tensorstore would wait indefinitely."""
-    strange = first_unusual(folder)
-    if strange is not None:
-        raise WeightsFileError(
-            "Cannot read a file that is not regular.",
-            where=str(strange),
-            got=unusual_type(strange),
-            write="a copy of the whole folder, as it was written",
-        )
 
 
 def _tensorstore_spec(folder: Path, name: str, tree: dict[str, Any]) -> dict[str, Any]:

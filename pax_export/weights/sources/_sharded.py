@@ -82,9 +82,6 @@ def read(path: Path, read_file: Callable[[Path], Source]) -> Source:
     with refuse_damaged(str(path), KIND):
         index = json.loads(read_small_file(path, _LARGEST))
         files = index["weight_map"]
-        wrong = [name for name in files.values() if not isinstance(name, str)]
-        if wrong:
-            raise ValueError(f"{wrong[0]!r} as the name of a file")
         shards = {name: read_file(_path_beside(path, name)) for name in sorted(set(files.values()))}
         for name, file in files.items():
             if name not in shards[file].entries:

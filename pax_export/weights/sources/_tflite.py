@@ -53,8 +53,6 @@ class _TfliteTensor:
 
     def __init__(self, table: FlatTable, buffers: list[FlatTable]):
         number = table.number(_BUFFER, "<I")
-        if number >= len(buffers):
-            raise ValueError(f"the buffer {number} of {len(buffers)}")
         self.place, self.size = buffers[number].span(_DATA, 1)
         if not self.size:  # a model of more than two gigabytes has them behind the buffer
             self.place = buffers[number].number(_OFFSET, "<Q")

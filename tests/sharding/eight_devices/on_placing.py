@@ -146,17 +146,12 @@ def test_a_batch(mesh):
     assert both["x"].sharding.shard_shape((8, 3)) == (1, 3)
 
 
-@pytest.mark.parametrize(
-    ("batch", "axis", "message"),
-    [
-        (np.ones((7, 3)), "data", "shape (7, 3) for 2 parts of 'data'"),
-        ({"x": np.ones((8, 3)), "n": 3.0}, "data", "shape () for 2 parts of 'data'"),
-        (np.ones((8, 3)), "rows", "The mesh has no axis 'rows'."),
-    ],
-)
-def test_a_batch_that_cannot_be_split(mesh, batch, axis, message):
-    with refused(ShardingError, message):
-        sharding.shard_batch(batch, mesh, axis)
+def test_a_batch_that_cannot_be_split(mesh):
+    for batch in (np.ones((7, 3)), {"x": np.ones((8, 3)), "n": 3.0}):
+        with pytest.raises(ValueError, match="sharding"):  # of jax
+            sharding.shard_batch(batch, mesh, "data")
+    with refused(ShardingError, "The mesh has no axis 'rows'."):
+        sharding.shard_batch(np.ones((8, 3)), mesh, "rows")
 
 
 def test_optimizer_state_follows_its_parameters(mesh):

@@ -130,7 +130,6 @@ def test_options_that_name_nothing_are_refused():
         ({"rename": {"fv": "encoder"}}, "fv"),
         ({"rename": {"fc": "encodr"}}, "encodr"),
         ({"rename": {"fc": "encoder.*"}}, "encoder.*"),
-        ({"rename": ["fc"]}, "rename="),
         ({"ignore": "head"}, "head"),
         ({"ignore": 3}, "ignore"),
         ({"keep": "head"}, "head"),

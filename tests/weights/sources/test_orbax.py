@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 
 import jax.numpy as jnp
 import numpy as np
@@ -42,13 +40,6 @@ def test_a_tree(checkpoint):
         part = (slice(1, 2), slice(0, 2))
         assert_close(source.entries["params.Dense_0.kernel"].read_part(part), KERNEL[part])
         assert source.entries["params.Dense_0.bias"].dtype.name == "bfloat16"
-
-
-def test_named_pipes_are_refused(checkpoint, tmp_path):
-    shutil.copytree(checkpoint, tmp_path / "net")
-    os.mkfifo(tmp_path / "net" / "zarr.json")
-    with refused(WeightsFileError, got="a FIFO (a named pipe)"):
-        open_source(tmp_path / "net")
 
 
 def test_our_own_checkpoints(tmp_path):
