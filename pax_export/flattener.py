@@ -171,9 +171,9 @@ def _merge_values(
 
 def _check_names(cls: type, names: Iterable[str]) -> None:
     """Raises for names that lead to something else than a value."""
-    taken = {name for base in cls.__mro__ for name in vars(base)} | {"leaves_dict"}
+    reserved = {name for base in cls.__mro__ for name in vars(base)} | {"leaves_dict"}
     for name in names:
-        if name in taken or name.startswith("_"):
+        if name in reserved or name.startswith("_"):
             raise InvalidArgumentError(
                 "This name cannot be used for a value of a Flattener: it is an attribute "
                 "of every Flattener, or begins with an underscore.",

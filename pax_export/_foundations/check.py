@@ -88,21 +88,21 @@ def checked_fraction(value: PyTree, where: str, *, one_allowed: bool) -> Any:
     return number
 
 
-def as_strings(argument: str, given: Any, write: str) -> tuple[str, ...]:
+def as_strings(argument: str, value: Any, write: str) -> tuple[str, ...]:
     """Returns a tuple of strings, for one string or several; raises for anything else."""
     try:
-        found = (given,) if isinstance(given, str) else tuple(given)
+        found = (value,) if isinstance(value, str) else tuple(value)
     except TypeError:
-        found = (given,)
+        found = (value,)
     if all(isinstance(each, str) for each in found):
         return found
     raise InvalidArgumentTypeError(
-        f"`{argument}` must be a string, or several.", where=argument, got=repr(given), write=write
+        f"`{argument}` must be a string, or several.", where=argument, got=repr(value), write=write
     )
 
 
-def as_named(argument: str, given: Any, what: str, write: str) -> dict[str, Any]:
+def as_named(argument: str, value: Any, what: str, write: str) -> dict[str, Any]:
     """Returns a dict with strings as keys; `what` is the message for anything else."""
-    if isinstance(given, Mapping) and all(isinstance(key, str) for key in given):
-        return dict(given)
-    raise InvalidArgumentTypeError(what, where=argument, got=repr(given), write=write)
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return dict(value)
+    raise InvalidArgumentTypeError(what, where=argument, got=repr(value), write=write)

@@ -125,8 +125,8 @@ class PaxError(Exception):
 
     def parts(self) -> list[tuple[str, str]]:
         """What stands below the first line, with its headings."""
-        said = {"where": self.where, "got": self.got, "fix": self.write}
-        return [(label, f"{text}") for label, text in said.items() if text is not None]
+        fields = {"where": self.where, "got": self.got, "fix": self.write}
+        return [(label, f"{text}") for label, text in fields.items() if text is not None]
 
 
 @contextmanager

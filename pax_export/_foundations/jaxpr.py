@@ -70,8 +70,8 @@ def wrapped_program(equation: Any) -> Any:
     called = called_program(equation)
     if called is not None:
         return called
-    held = equation.params.get("callee")  # which also has a transpose
-    programs = [held] if is_program(held) else list(inner_programs(equation))
+    inner = equation.params.get("callee")  # which also has a transpose
+    programs = [inner] if is_program(inner) else list(inner_programs(equation))
     if len(programs) == 1:
         jaxpr = getattr(programs[0], "jaxpr", programs[0])
         if _shapes_of(jaxpr.invars) == _shapes_of(equation.invars) and (
@@ -167,23 +167,23 @@ def jaxpr_parameters(program: TracedProgram, primitives: Iterable[str]) -> Itera
             yield from equation.params.values()
 
 
-def bind_equation(equation: Equation, given: Sequence[Any]) -> Sequence[Any]:
+def bind_equation(equation: Equation, operands: Sequence[Any]) -> Sequence[Any]:
     """Returns the results of one operation, executed with its parameters."""
     parameters = equation.primitive.get_bind_params(equation.params)
     with equation.ctx.manager:
-        results = equation.primitive.bind(*given, **parameters)
+        results = equation.primitive.bind(*operands, **parameters)
     return results if equation.primitive.multiple_results else [results]
 
 
 def needed_equations(jaxpr: Jaxpr) -> list[Any]:
     """Returns the equations that the results of a program need, and those with effects."""
     used = {atom for atom in jaxpr.outvars if not is_literal(atom)}
-    kept = []
+    needed = []
     for equation in reversed(jaxpr.eqns):
         if equation.effects or not used.isdisjoint(equation.outvars):
-            kept.append(equation)
+            needed.append(equation)
             used.update(atom for atom in equation.invars if not is_literal(atom))
-    return kept[::-1]
+    return needed[::-1]
 
 
 def interpret(
@@ -213,8 +213,8 @@ def interpret(
 
     def run(program: Any, arguments: Iterable[Any]) -> list[Any]:
         jaxpr = getattr(program, "jaxpr", program)
-        held = map(constant, getattr(program, "consts", ()))
-        values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*held, *arguments)))
+        inner = map(constant, getattr(program, "consts", ()))
+        values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*inner, *arguments)))
 
         def read(atom: Any) -> Any:
             return constant(atom.val) if is_literal(atom) else values[atom]

@@ -95,8 +95,8 @@ def _turned_aside(failures_tell: bool) -> Iterator[None]:
             os.dup2(stderr, 2)
             written.seek(0)
             lines = written.read().decode(errors="replace").splitlines(keepends=True)
-            kept = "".join(line for line in lines if tell_all or not is_start_line(line))
-            os.write(stderr, kept.encode())
+            shown = "".join(line for line in lines if tell_all or not is_start_line(line))
+            os.write(stderr, shown.encode())
             os.close(stderr)
 
 

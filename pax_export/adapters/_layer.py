@@ -104,7 +104,7 @@ def lora(
     """
     found = kernels.require_adaptable(module)
     keys = split_rng_key(key, 3 * len(found), "lora: key")
-    made: dict[str, LoRA] = {}
+    by_array: dict[str, LoRA] = {}
     for n, (array, adapted) in enumerate(found.items()):
         where = join_path(repr(module)[:200], array)
         sizes = kernels.sizes_of(adapted, where)
@@ -116,7 +116,7 @@ def lora(
                 write=f"a rank of at most {sizes.largest_rank}, or train the layer itself",
             )
         a, b, dtype = _initial_values(adapted, sizes, int(rank), keys[3 * n], keys[3 * n + 1])
-        made[array] = LoRA(
+        by_array[array] = LoRA(
             a,
             b,
             alpha=checked_positive(rank if alpha is None else alpha, "lora.alpha"),
@@ -125,7 +125,7 @@ def lora(
             magnitude=kernels.column_norms(adapted, adapted.array.astype(dtype)) if dora else None,
             key=keys[3 * n + 2],
         )
-    return put_adapter(module, name, made)
+    return put_adapter(module, name, by_array)
 
 
 def _initial_values(

@@ -468,9 +468,9 @@ def _pad_adapter(adapter: LoRA, like: LoRA) -> LoRA:
     if not missing and adapter.scale == like.scale:
         return adapter
     a, b = adapter.lora_a, adapter.lora_b * (adapter.scale / like.scale)
-    kept = [(0, 0)] * (b.ndim - 2)
+    unpadded = [(0, 0)] * (b.ndim - 2)
     adapter = adapter.replace(
         lora_a=jnp.pad(a, [*[(0, 0)] * (a.ndim - 1), (0, missing)]),
-        lora_b=jnp.pad(b.astype(adapter.lora_b.dtype), [*kept, (0, missing), (0, 0)]),
+        lora_b=jnp.pad(b.astype(adapter.lora_b.dtype), [*unpadded, (0, missing), (0, 0)]),
     )
     return with_static(adapter, rank=like.rank, alpha=like.alpha)

@@ -128,8 +128,8 @@ def save(
 
 def _check_rename(rename: Any, net: Module, where: str) -> Mapping[str, str]:
     """Returns the renaming; empty for None. Each of its paths must be one of the net."""
-    given = {} if rename is None else rename
-    pairs = [*given, *given.values()] if isinstance(given, Mapping) else [None]
+    checked = {} if rename is None else rename
+    pairs = [*checked, *checked.values()] if isinstance(checked, Mapping) else [None]
     if not all(isinstance(each, str) for each in pairs):
         raise InvalidArgumentTypeError(
             "rename= must map paths of the net to paths in the file.",
@@ -142,7 +142,7 @@ def _check_rename(rename: Any, net: Module, where: str) -> Mapping[str, str]:
         for path, module in named_modules(net)
         for array in dict.fromkeys(["", *adaptable_arrays(module)])
     ]
-    for pattern in given:
+    for pattern in checked:
         if not any(peft.pattern_of(path, {pattern: ""}) for path in paths):
             raise InvalidArgumentError(
                 "rename= names no module of the net.",
@@ -152,7 +152,7 @@ def _check_rename(rename: Any, net: Module, where: str) -> Mapping[str, str]:
                 if pattern == "head" and _tied_layers(net)
                 else " or ".join(near_names(pattern, paths, 3)) or f"one of {a_few(paths[1:], 5)}",
             )
-    return given
+    return checked
 
 
 def _trained_beside(net: Module) -> list[tuple[str, Any, str, Any]]:
@@ -219,13 +219,13 @@ def load(
         {'default': LoRA(rank=2, alpha=2.0)}
     """
     require_module(net, "adapters.load")
-    place = local_path(folder, revision)
-    config = _read_config(place)
-    reading = Reading(net, _check_rename(rename, net, "adapters.load"), _read_arrays(place))
+    local_folder = local_path(folder, revision)
+    config = _read_config(local_folder)
+    reading = Reading(net, _check_rename(rename, net, "adapters.load"), _read_arrays(local_folder))
     reading.has_tied_head = bool(_tied_layers(net))
-    reading.require_complete(config, str(place))
+    reading.require_complete(config, str(local_folder))
     if not config.get("ensure_weight_tying"):
-        _require_own_head(net, {*reading.adapters, *reading.trained}, str(place))
+        _require_own_head(net, {*reading.adapters, *reading.trained}, str(local_folder))
     net = reading.with_whole(net)
     changes: Changes = freezing_changes(net)
     there = dict(named_modules(net))
@@ -237,7 +237,9 @@ def load(
             found = reading.adapters.get(join_path(path, array))
             if found is None:
                 continue
-            alpha, rate = peft.alpha_and_rate(config, found.own_path, str(place / peft.CONFIG))
+            alpha, rate = peft.alpha_and_rate(
+                config, found.own_path, str(local_folder / peft.CONFIG)
+            )
             key = next_rng_key() if rate and key is None else key
             own_key, key = jax.random.split(key) if rate else (None, key)
             adapter[array] = found.adapter(adapted, alpha, rate, config.get("use_rslora"), own_key)

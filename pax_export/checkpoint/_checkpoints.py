@@ -490,6 +490,6 @@ class Retention:
     def steps(self, metrics: Mapping[int, Mapping[str, float]]) -> Sequence[int]:
         """Returns the steps to keep."""
         ordered = sorted(metrics)
-        kept = ordered if self.last is None else ordered[-self.last :]
+        steps = ordered if self.last is None else ordered[-self.last :]
         best = self.best_of(metrics)
-        return kept if best is None or best in kept else [best, *kept]
+        return steps if best is None or best in steps else [best, *steps]

@@ -60,8 +60,8 @@ class _Preservation:
     keep: Keep
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: object) -> Sequence[bool]:
-        kept = set(self.keep([each.step for each in checkpoints]))
-        return [each.step in kept for each in checkpoints]
+        steps = set(self.keep([each.step for each in checkpoints]))
+        return [each.step in steps for each in checkpoints]
 
 
 def make_manager(directory: Path, keep: Keep, asynchronous: bool) -> Any:

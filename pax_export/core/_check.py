@@ -211,11 +211,11 @@ def structure_differences(a: object, b: object, path: str = "") -> list[str]:
 def _key_differences(a: dict[Any, Any], b: dict[Any, Any], path: str) -> list[str]:
     lines = []
     for key in dict.fromkeys([*a, *b]):
-        place = join_path(path, str(key))
+        child_path = join_path(path, str(key))
         if key in a and key in b:
-            lines += structure_differences(a[key], b[key], place)
+            lines += structure_differences(a[key], b[key], child_path)
         else:
-            lines.append(f"{place}: missing in the {'second' if key in a else 'first'} tree")
+            lines.append(f"{child_path}: missing in the {'second' if key in a else 'first'} tree")
     return lines
 
 
@@ -226,18 +226,18 @@ def _module_differences(a: Node, b: Node, path: str) -> list[str]:
     values_b = static_b | dict(zip(moduledef_b.names, children_b))
     lines = []
     for name in dict.fromkeys([*values_a, *values_b]):
-        place = join_path(path, name.removeprefix("_") if name in _OWN_FIELDS else name)
+        child_path = join_path(path, name.removeprefix("_") if name in _OWN_FIELDS else name)
         if name not in values_a or name not in values_b:
             side = "second" if name in values_a else "first"
-            lines.append(f"{place}: missing in the {side} tree")
+            lines.append(f"{child_path}: missing in the {side} tree")
         elif name in static_a and name in static_b:
             if static_key(values_a[name]) != static_key(values_b[name]):
-                lines.append(f"{place}: {values_a[name]!r} against {values_b[name]!r}")
+                lines.append(f"{child_path}: {values_a[name]!r} against {values_b[name]!r}")
         elif name in moduledef_a.names and name in moduledef_b.names:
-            lines += structure_differences(values_a[name], values_b[name], place)
+            lines += structure_differences(values_a[name], values_b[name], child_path)
         else:
             x, y = _describe_kind(values_a[name]), _describe_kind(values_b[name])
-            lines.append(f"{place}: {x} against {y}")
+            lines.append(f"{child_path}: {x} against {y}")
     return lines
 
 

@@ -55,18 +55,18 @@ class _StaticMethod(staticmethod):
 def replace_method(module: Node, methods: dict[str, Any]) -> Any:
     """A module with the same data and other methods."""
     before = dict(aspect_of(type(module), "methods") or ())
-    held = dict(attributes_of(module).get(METHODS, ()))
+    own_methods = dict(attributes_of(module).get(METHODS, ()))
     for name, method in methods.items():
-        held.pop(name, None)
+        own_methods.pop(name, None)
         before[name] = method
         if _is_made_anew(method):
-            held[name] = method
+            own_methods[name] = method
             before[name] = OfInstance(name, _binds_module(method))
     cls = derive_class(type(module), "methods", tuple(sorted(before.items())))
     children, moduledef = flatten(rebuild_tree(module))
     static = {name: value for name, value in moduledef.static.items() if name != METHODS}
-    if held:
-        static[METHODS] = tuple(sorted(held.items()))
+    if own_methods:
+        static[METHODS] = tuple(sorted(own_methods.items()))
     new = unflatten(moduledef.derived(cls, static), children)
     refuse_hidden(new)
     return new

@@ -38,11 +38,11 @@ def _refuse_reserved(cls: type) -> None:
     """Raises if a class uses a name of `Module` for a field, or redefines one that must stay."""
     # A dataclass would take the attribute of Module for the default of such a field.
     fields = [name for name in inspect.get_annotations(cls) if name in _NAMES - vars(cls).keys()]
-    if taken := [*fields, *(name for name in _RESERVED if name in vars(cls))]:
+    if reserved := [*fields, *(name for name in _RESERVED if name in vars(cls))]:
         raise InvalidArgumentError(
             "A class of modules uses a name that pax_export.Module has.",
-            where=f"{cls.__qualname__}.{taken[0]}",
-            write=f"another name, such as {taken[0]}_",
+            where=f"{cls.__qualname__}.{reserved[0]}",
+            write=f"another name, such as {reserved[0]}_",
         )
 
 

@@ -100,16 +100,16 @@ def with_frozen(module: Node, frozen: Frozen) -> Any:
     return unflatten(moduledef.derived(moduledef.cls, static), children)
 
 
-def method_for(kept: Kept) -> Callable[[Any], Any]:
+def method_for(choice: Kept) -> Callable[[Any], Any]:
     """Makes the method ``parameters`` of a class."""
 
     def parameters(self):
         """Returns the module with an EmptyNode for every array not trained."""
-        if _declared_kept(type(self)) is kept:
+        if _declared_kept(type(self)) is choice:
             return _select_kept(self)
-        return _keep_parameters(self, kept)  # called by an override, through super()
+        return _keep_parameters(self, choice)  # called by an override, through super()
 
-    parameters.kept = kept  # type: ignore[attr-defined]
+    parameters.kept = choice  # type: ignore[attr-defined]
     return parameters
 
 
@@ -190,28 +190,28 @@ def _keep_parameters(module: Node, of_root: Kept | None) -> Any:
     return fold_bottom_up(module, build, below)
 
 
-def _looked_into(kept: Kept, module: Node) -> list[Any]:
+def _looked_into(choice: Kept, module: Node) -> list[Any]:
     """Returns the submodules whose parameters are kept."""
-    _require_attributes(module, kept)
-    if kept.submodules:
+    _require_attributes(module, choice)
+    if choice.submodules:
         return submodules(module)
     children, moduledef = flatten(module)
-    own = [child for name, child in zip(moduledef.names, children) if kept.keeps(name)]
+    own = [child for name, child in zip(moduledef.names, children) if choice.keeps(name)]
     items = jax.tree_util.tree_leaves(own, is_leaf=is_node)
     return [item for item in items if is_node(item)]
 
 
-def _with_holes(kept: Kept, module: Node, parts: Iterator[Any]) -> Any:
+def _with_holes(choice: Kept, module: Node, parts: Iterator[Any]) -> Any:
     """Returns one module with empty nodes for dropped leaves; `parts` replace its submodules."""
     frozen = frozen_of(module).paths
 
     def keep(name: str, subtree: PyTree) -> Any:
-        keeps = kept.keeps(name)
+        keeps = choice.keeps(name)
 
         def leaf(x: object) -> Any:
             if not is_node(x):
                 return x if keeps else EmptyNode()
-            return next(parts) if keeps or kept.submodules else EmptyNode()
+            return next(parts) if keeps or choice.submodules else EmptyNode()
 
         found = jax.tree_util.tree_map(leaf, subtree, is_leaf=is_node)
         return _with_holes_at(name, found, frozen) if frozen else found
@@ -229,9 +229,9 @@ def _with_holes_at(name: str, subtree: PyTree, paths: frozenset[str]) -> Any:
     return jax.tree_util.tree_unflatten(treedef, left)
 
 
-def _require_attributes(module: Node, kept: Kept) -> None:
+def _require_attributes(module: Node, choice: Kept) -> None:
     moduledef = flatten(module)[1]
-    missing = [n for n in kept.names or () if n not in moduledef.template]
+    missing = [n for n in choice.names or () if n not in moduledef.template]
     if missing:
         raise InvalidArgumentError(
             "parameters_method names an attribute that the module does not have.",
@@ -263,10 +263,10 @@ def _undeclared_modules(model: PyTree) -> list[Any]:
     found, left = [], [model]
     while left:
         module = left.pop()
-        kept = kept_by(module)
-        if kept is not None:
-            left += reversed(_looked_into(kept, module))
-            found += [module] if not kept.declared else []
+        choice = kept_by(module)
+        if choice is not None:
+            left += reversed(_looked_into(choice, module))
+            found += [module] if not choice.declared else []
     return found
 
 
@@ -291,8 +291,8 @@ def _untrained_attributes(module: Node) -> list[str]:
 
 def _warn_of_untrained(model: PyTree, module: Node, names: list[str]) -> None:
     cls = base_of(type(module)).__qualname__
-    place = next(path for path, each in named_modules(model) if each is module)
-    arrays = ", ".join(join_path(place, name) for name in names)
+    owner_path = next(path for path, each in named_modules(model) if each is module)
+    arrays = ", ".join(join_path(owner_path, name) for name in names)
     listed = " ".join(names)
     warning = UntrainedArrayWarning(
         f"{arrays}: not trained, because {cls} is a plain Module.",
@@ -329,8 +329,8 @@ def unfreeze_alone(module: Node) -> Any:
 def unfreeze_arrays(module: Node, paths: frozenset[str]) -> Any:
     """Unfreezes some of a module's own arrays; of one frozen whole, the others stay frozen."""
     frozen = frozen_of(module)
-    held = frozenset(_own_arrays(module)) if frozen.whole else frozen.paths
-    return with_frozen(module, Frozen(paths=held - paths))
+    frozen_paths = frozenset(_own_arrays(module)) if frozen.whole else frozen.paths
+    return with_frozen(module, Frozen(paths=frozen_paths - paths))
 
 
 def _own_arrays(module: Node) -> list[str]:
@@ -389,8 +389,8 @@ def named_roles(module: Node) -> list[tuple[str, Any, str]]:
 def _frozen_paths(module: Node) -> set[str]:
     """The paths of all arrays of a net that are frozen."""
     return {
-        join_path(place, path)
-        for place, each in named_modules(module)
+        join_path(owner_path, path)
+        for owner_path, each in named_modules(module)
         if (frozen := frozen_of(each)) != _NOT_FROZEN
         for path in _own_arrays(each)
         if frozen.whole or path in frozen.paths

@@ -73,8 +73,8 @@ def to_picklable(value: PyTree) -> Any:
 
 def _by_public_name(function: Callable[..., Any]) -> Any:
     if isinstance(function, types.FunctionType):
-        made = reduced_call(function)
-        return function if made is None else _Reduced(made)
+        reduced = reduced_call(function)
+        return function if reduced is None else _Reduced(reduced)
     name = getattr(function, "__name__", None)
     if isinstance(function, _PLAIN) or not isinstance(name, str):
         return function

@@ -119,24 +119,24 @@ def _require_names(names: tuple[str, ...], weights: dict, path: str) -> None:
         )
 
 
-def _load_subtree(own: object, given: object, path: str) -> Any:
+def _load_subtree(own: object, values: object, path: str) -> Any:
     """Takes over one subtree of an attribute: a leaf, a module or a container."""
-    if given is None or isinstance(own, StaticLeaf) or own is None:
+    if values is None or isinstance(own, StaticLeaf) or own is None:
         return own
     if isinstance(own, Node):
-        return _from_dict(own, given, path)
-    if isinstance(own, EmptyNode) or isinstance(given, EmptyNode):
-        return given if isinstance(own, EmptyNode) else own
+        return _from_dict(own, values, path)
+    if isinstance(own, EmptyNode) or isinstance(values, EmptyNode):
+        return values if isinstance(own, EmptyNode) else own
     if jax.tree_util.all_leaves([own]):
-        return _check_array(own, given, path)
-    return _load_container(own, given, path)
+        return _check_array(own, values, path)
+    return _load_container(own, values, path)
 
 
-def _load_container(own: object, given: object, path: str) -> Any:
+def _load_container(own: object, loaded: object, path: str) -> Any:
     items, treedef = one_level(own)
-    others, other_def = one_level(given)
+    others, other_def = one_level(loaded)
     # Only the keys matter: non-arrays in a mixed container are None here.
-    if type(own) is not type(given) or [k for k, _ in items] != [k for k, _ in others]:
+    if type(own) is not type(loaded) or [k for k, _ in items] != [k for k, _ in others]:
         raise StructureMismatchError(
             "A container of the weights differs from that of the module.",
             where=path,
@@ -150,20 +150,20 @@ def _load_container(own: object, given: object, path: str) -> Any:
     return jax.tree_util.tree_unflatten(treedef, values)
 
 
-def _check_array(own: PyTree, given: PyTree, path: str) -> Any:
+def _check_array(own: PyTree, values: PyTree, path: str) -> Any:
     """An array of the weights, if it fits the place."""
-    if not is_array(given):
+    if not is_array(values):
         raise InvalidArgumentTypeError(
             "The weights contain a leaf that is not an array.",
             where=path,
-            got=f"{type(given).__name__}: {given!r}"[:120],
+            got=f"{type(values).__name__}: {values!r}"[:120],
             write=f"an array {describe_array(own)}, e.g. jnp.asarray(...)",
         )
-    if is_array(own) and (own.shape != given.shape or own.dtype != given.dtype):
+    if is_array(own) and (own.shape != values.shape or own.dtype != values.dtype):
         raise StructureMismatchError(
             "An array of the weights does not fit the module.",
             where=path,
-            got=describe_array(given),
+            got=describe_array(values),
             write=f"an array {describe_array(own)}",
         )
-    return given
+    return values

@@ -26,12 +26,12 @@ def module_line(module: Node, info: dict[str, Any] | None = None) -> str:
     """
     if _within_a_summary.get():
         return pax_line(module, info)
-    said = module._pax_contents() if info is None else info  # type: ignore[attr-defined]
+    contents = module._pax_contents() if info is None else info  # type: ignore[attr-defined]
     counts = info is None or "parameters" in info
     training = getattr(module, "training", None)  # a module that is being made has none yet
     if training is False or (training and counts):
-        said = {**said, "mode": "train" if training else "eval"}
-    return pax_line(module, said or info)
+        contents = {**contents, "mode": "train" if training else "eval"}
+    return pax_line(module, contents or info)
 
 
 def pax_line(module: Node, info: dict[str, Any] | None = None) -> str:

@@ -34,9 +34,9 @@ def join_path(path: str, name: str) -> str:
     return f"{path}.{name}" if path and name else path or name
 
 
-def is_at(path: str, place: str) -> bool:
+def is_at(path: str, parent: str) -> bool:
     """Whether a path is this place, or below it."""
-    return not place or path == place or path.startswith(f"{place}.")
+    return not parent or path == parent or path.startswith(f"{parent}.")
 
 
 def one_level(value: object) -> tuple[list[tuple[tuple, Any]], Any]:

@@ -299,8 +299,8 @@ class Program(NamedTuple):
         """Calls every module once, one per step, with one argument per input."""
         values = list(args)
         for module, step in zip(modules, self.steps):
-            taken = [values[number] for number in step.inputs]
-            value = taken[0] if len(taken) == 1 else tuple(taken)
+            inputs = [values[number] for number in step.inputs]
+            value = inputs[0] if len(inputs) == 1 else tuple(inputs)
             values.append(module(*value) if step.spread else module(value))
         return values[self.output]
 
@@ -313,9 +313,9 @@ def compile_graph(inputs: Sequence[Node], output: Node) -> tuple[list[Module], P
     modules, steps = [], []
     for node in order:
         spread = isinstance(node.fx, Spread)
-        taken = tuple([numbers[parent] for parent in node.parents])
+        numbers_of_inputs = tuple([numbers[parent] for parent in node.parents])
         modules.append(node.fx.module if isinstance(node.fx, Spread) else node.fx)
-        steps.append(Step(taken, spread, describe_value(node.value)))
+        steps.append(Step(numbers_of_inputs, spread, describe_value(node.value)))
     arguments = [
         Input(node.name or f"input {number}", describe_value(node.value))
         for number, node in enumerate(inputs)

@@ -149,7 +149,7 @@ def _draw_svg(drawing: Drawing) -> str:
         'markerHeight="7" orient="auto"><path d="M0 0 8 4 0 8z" style="fill:#889;stroke:none"/>'
         "</marker></defs>",
         *map(str, edges),
-        *(_node_svg(drawing.nodes[n], place, boxes[n]) for n, place in places.items()),
+        *(_node_svg(drawing.nodes[n], corner, boxes[n]) for n, corner in places.items()),
         "</svg>",
     ]
     return "\n".join(parts) + "\n"
@@ -200,8 +200,8 @@ def _box_size(node: FlowNode) -> tuple[float, float]:
     return letters * _LETTER + 18, lines * _LINE + 6
 
 
-def _node_svg(node: FlowNode, place: Point, box: tuple[float, float]) -> str:
-    (x, y), (width, height) = place, box
+def _node_svg(node: FlowNode, corner: Point, box: tuple[float, float]) -> str:
+    (x, y), (width, height) = corner, box
     text = (
         f'<text x="{x:.1f}" y="{y + 4 - (7 if node.path else 0):.1f}">{escape(node.title)}</text>'
     )

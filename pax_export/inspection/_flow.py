@@ -188,7 +188,7 @@ class FlowReader:
                 self.flow.connect(source, node, describe_array(variable.aval))
 
     def _read_program(
-        self, program: TracedProgram, given: Sequence[int | None], around: str
+        self, program: TracedProgram, edges: Sequence[int | None], around: str
     ) -> list[int | None]:
         """The source nodes of the results of a program."""
 
@@ -199,18 +199,18 @@ class FlowReader:
                 return self._read_program(inner, operands, path)
             return [self._add_node(equation, operands, path)] * len(equation.outvars)
 
-        return interpret(program, given, operate, constant=lambda value: None)
+        return interpret(program, edges, operate, constant=lambda value: None)
 
     def _add_node(self, equation: Equation, operands: list[int | None], path: str) -> int | None:
         """Adds the node of an operation, with edges to it; None for one of constants only."""
         home = self._home_of(path)
-        given = [(x, atom) for x, atom in zip(operands, equation.invars) if x is not None]
-        if home is None and equation.primitive.name in _LOOKS and len(given) == 1:
-            return given[0][0]
-        if home is None and not given:
+        edges = [(x, atom) for x, atom in zip(operands, equation.invars) if x is not None]
+        if home is None and equation.primitive.name in _LOOKS and len(edges) == 1:
+            return edges[0][0]
+        if home is None and not edges:
             return None
         node = self._operation_node(equation) if home is None else self._module_node(home)
-        for source, atom in given:
+        for source, atom in edges:
             if source != node:
                 self.flow.connect(source, node, describe_array(atom.aval))
         return node

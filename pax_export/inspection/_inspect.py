@@ -328,15 +328,15 @@ def _time_call(path: str, call: ModuleCall) -> float:
     places = [i for i, leaf in enumerate(leaves) if _is_array(leaf)]
 
     def run(arrays: list[Any]) -> Any:
-        given = list(leaves)
-        for place, array in zip(places, arrays):
-            given[place] = array
-        module, args, kwargs = jax.tree_util.tree_unflatten(tree, given)
+        arrays_with_draws = list(leaves)
+        for index, array in zip(places, arrays):
+            arrays_with_draws[index] = array
+        module, args, kwargs = jax.tree_util.tree_unflatten(tree, arrays_with_draws)
         output = purecall(module, *args, **kwargs)
         return [leaf for leaf in jax.tree_util.tree_leaves(output) if _is_array(leaf)]
 
     random = np.random.default_rng(0)
-    arrays = [_random_like(leaves[place], random, path) for place in places]
+    arrays = [_random_like(leaves[index], random, path) for index in places]
     compiled = jax.jit(run).lower(arrays).compile()
     jax.block_until_ready(compiled(arrays))
     took: list[float] = []

@@ -91,8 +91,8 @@ class _BatchNorm(Module):
             x = x.astype(jnp.float32)
         if not features_alone:
             return self._of_any_rank(x)
-        place = -2 if self.data_format.endswith("C") else -1  # 1 for the spatial axis
-        return jnp.squeeze(self._of_any_rank(jnp.expand_dims(x, place)), place)
+        axis = -2 if self.data_format.endswith("C") else -1  # 1 for the spatial axis
+        return jnp.squeeze(self._of_any_rank(jnp.expand_dims(x, axis)), axis)
 
     def _of_any_rank(self, x: jax.Array) -> jax.Array:
         x, split = arg.with_one_batch_axis(x, self.data_format, self)

@@ -119,8 +119,8 @@ class Dropout(StateModule):
         """
         if not self.training or self.dropout_rate == 0:
             return x
-        kept, used = jax.random.split(self.rng_key)
-        self.rng_key = kept
+        next_key, used = jax.random.split(self.rng_key)
+        self.rng_key = next_key
         return dropout(used, self.dropout_rate, x)
 
     _repr = repr_method("dropout_rate")

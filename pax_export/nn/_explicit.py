@@ -42,12 +42,12 @@ def spec_of(array: Array) -> Spec:
 def join_specs(*entries: Entry) -> PartitionSpec:
     """A spec of these entries; repeated mesh axes count once, the first time."""
     used: set[str] = set()
-    kept = []
+    axes = []
     for entry in entries:
         names = entry if isinstance(entry, tuple) else () if entry is None else (entry,)
-        kept.append(entry if used.isdisjoint(names) else None)
+        axes.append(entry if used.isdisjoint(names) else None)
         used.update(names)
-    return PartitionSpec(*kept)
+    return PartitionSpec(*axes)
 
 
 def under_auto_axes(function: Callable[..., Any], operands: tuple, out: Callable[[], Any]) -> Any:
@@ -69,17 +69,17 @@ def shard_map_over_batch(function: Callable[..., Any], x: Array, weights: tuple)
     mesh = explicit_mesh(x, *weights)
     if mesh is None:
         return function(x, *weights)
-    given = [weight for weight in weights if weight is not None]
+    present = [weight for weight in weights if weight is not None]
 
-    def of_a_part(x: Array, *given: object) -> Any:
-        left = iter(given)
+    def of_a_part(x: Array, *present: object) -> Any:
+        left = iter(present)
         return function(x, *[None if weight is None else next(left) for weight in weights])
 
     batch, whole = join_specs(spec_of(x)[0]), PartitionSpec()
-    specs = (batch, *(whole for _ in given))
+    specs = (batch, *(whole for _ in present))
     laid = [
         jax.sharding.reshard(array, NamedSharding(mesh, spec))
-        for array, spec in zip((x, *given), specs)
+        for array, spec in zip((x, *present), specs)
     ]
     return jax.shard_map(of_a_part, mesh=mesh, in_specs=specs, out_specs=batch)(*laid)
 

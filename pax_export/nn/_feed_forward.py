@@ -66,11 +66,11 @@ class GatedDense(Module):
     ):
         super().__init__()
         self.activation = checked_choice(activation, tuple(ACTIVATIONS), "GatedDense.activation")
-        made = functools.partial(
+        linear = functools.partial(
             Linear, with_bias=with_bias, w_init=w_init, b_init=zeros if with_bias else None
         )
-        self.gate, self.up = made(dim, hidden_dim), made(dim, hidden_dim)
-        self.down = made(hidden_dim, dim)
+        self.gate, self.up = linear(dim, hidden_dim), linear(dim, hidden_dim)
+        self.down = linear(hidden_dim, dim)
 
     def __call__(self, x: Array) -> jax.Array:
         """Applies the layers to the last axis.
@@ -101,10 +101,10 @@ class PlainDense(Module):
     def __init__(self, dim: int, hidden_dim: int, activation: str, with_bias: bool, w_init: Any):
         super().__init__()
         self.activation = activation
-        made = functools.partial(
+        linear = functools.partial(
             Linear, with_bias=with_bias, w_init=w_init, b_init=zeros if with_bias else None
         )
-        self.up, self.down = made(dim, hidden_dim), made(hidden_dim, dim)
+        self.up, self.down = linear(dim, hidden_dim), linear(hidden_dim, dim)
 
     def __call__(self, x: Array) -> jax.Array:
         return self.down(ACTIVATIONS[self.activation](self.up(x)))

@@ -200,11 +200,11 @@ class LayerNorm(_Norm):
     def _check_input(self, x: jax.Array, scale: Array | None, offset: Array | None) -> None:
         if self.create_scale or self.create_offset:
             arg.require_channels(x, -1, self.num_channels, self)
-        for word, own, given in (
+        for word, own, passed in (
             ("scale", self.create_scale, scale),
             ("offset", self.create_offset, offset),
         ):
-            if own and given is not None:
+            if own and passed is not None:
                 raise InvalidArgumentError(
                     f"This layer has its own {word}.",
                     where=repr(self),

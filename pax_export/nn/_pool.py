@@ -129,9 +129,9 @@ def _window_geometry(
             got=f"{channel_axis} for shape {x.shape}",
             write="an axis of the input, or None if there are no channels",
         )
-    kept = {0} if channel_axis is None else {0, channel_axis % x.ndim}
-    window = _each_axis(window_shape, x, kept, f"{where}.window_shape")
-    steps = _each_axis(strides, x, kept, f"{where}.strides")
+    fixed = {0} if channel_axis is None else {0, channel_axis % x.ndim}
+    window = _each_axis(window_shape, x, fixed, f"{where}.window_shape")
+    steps = _each_axis(strides, x, fixed, f"{where}.strides")
     if not isinstance(padding, str):
         return window, steps, _padding_pairs(padding, x, window, f"{where}.padding")
     checked_choice(padding, ("SAME", "VALID"), f"{where}.padding")
@@ -165,10 +165,10 @@ def _padding_pairs(
     )
 
 
-def _each_axis(sizes: Window, x: jax.Array, kept: set[int], where: str) -> tuple[int, ...]:
+def _each_axis(sizes: Window, x: jax.Array, fixed: set[int], where: str) -> tuple[int, ...]:
     if not isinstance(sizes, Sequence):
         size = checked_integer(sizes, where, least=1)
-        each = tuple([1 if axis in kept else size for axis in range(x.ndim)])
+        each = tuple([1 if axis in fixed else size for axis in range(x.ndim)])
         if size != 1:
             warnings.warn(
                 f"A single integer for {where} is deprecated, because it leaves to the "

@@ -195,10 +195,10 @@ def rotary_frequencies(
     assert scaling.original_length is not None  # checked at construction
     turns = scaling.original_length * plain / (2 * math.pi)  # in a sequence of the training
     if scaling.kind == "llama3":
-        kept = np.clip((turns - scaling.low) / (scaling.high - scaling.low), 0.0, 1.0)
+        share = np.clip((turns - scaling.low) / (scaling.high - scaling.low), 0.0, 1.0)
     else:
-        kept = 1.0 - _yarn_ramp(size, base, scaling)
-    return plain * kept + plain / scaling.factor * (1.0 - kept)
+        share = 1.0 - _yarn_ramp(size, base, scaling)
+    return plain * share + plain / scaling.factor * (1.0 - share)
 
 
 def _yarn_ramp(size: int, base: float, scaling: RotaryScaling) -> np.ndarray:

@@ -169,11 +169,11 @@ def refuse_another_model(optimizer: PyTree, params: PyTree, error: Exception) ->
 
 
 def _refuse_other_module(
-    optimizer: Module, given: tuple, extra: dict[str, Any], error: Exception
+    optimizer: Module, arguments: tuple, extra: dict[str, Any], error: Exception
 ) -> None:
     """Raises if the module cannot be called as an optimizer is."""
     try:
-        inspect.signature(optimizer.__call__).bind(*given, **extra)
+        inspect.signature(optimizer.__call__).bind(*arguments, **extra)
     except TypeError:
         raise InvalidArgumentTypeError(
             "The optimizer of a training step is called with gradients and parameters.",

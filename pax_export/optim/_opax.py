@@ -131,8 +131,8 @@ def _one_result_for_equal_calls(factory: Callable[..., Any]) -> Callable[..., An
             known[key] = remembered(factory(*args, **kwargs), args, kwargs)
         return known[key]
 
-    def remembered(made: object, args: tuple, kwargs: dict[str, Any]) -> Any:
-        remember_call(made, factory, args, kwargs)
-        return made
+    def remembered(optimizer: object, args: tuple, kwargs: dict[str, Any]) -> Any:
+        remember_call(optimizer, factory, args, kwargs)
+        return optimizer
 
     return make

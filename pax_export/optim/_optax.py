@@ -240,16 +240,16 @@ jax.tree_util.register_pytree_node(_Recipe, _refuse_recipe, _refuse_recipe)
 
 def _as_state(state: PyTree, params: PyTree) -> Any:
     """Returns a state as `jax.jit` would: strongly typed arrays, none of them shared."""
-    taken = set(map(id, tree_leaves(params)))
+    of_params = set(map(id, tree_leaves(params)))
 
     def own(leaf: PyTree) -> Any:
         if isinstance(leaf, (bool, int, float, complex)):
             leaf = jnp.asarray(leaf)
         if getattr(leaf, "weak_type", False):
             leaf = leaf.astype(leaf.dtype)
-        if id(leaf) in taken and is_array(leaf):
+        if id(leaf) in of_params and is_array(leaf):
             leaf = jnp.copy(leaf)
-        taken.add(id(leaf))
+        of_params.add(id(leaf))
         return leaf
 
     return tree_map(own, state)
@@ -272,18 +272,20 @@ class KeyedTransformation:
 
     def __init__(self, source: PyTree):
         self._source = source
-        made = source() if _is_factory(source) else source
-        if not callable(getattr(made, "init", None)) or not callable(getattr(made, "update", None)):
+        transformation = source() if _is_factory(source) else source
+        if not callable(getattr(transformation, "init", None)) or not callable(
+            getattr(transformation, "update", None)
+        ):
             raise InvalidArgumentTypeError(
                 "from_optax needs a gradient transformation of optax.",
-                got=f"{type(made).__name__}: {made!r}"[:200],
+                got=f"{type(transformation).__name__}: {transformation!r}"[:200],
                 write="from_optax(optax.adam(1e-3))",
             )
-        self.init, self.update = made.init, made.update
-        self.takes = _keyword_names(made.update)
-        key = _transformation_key((made.init, made.update), set())
+        self.init, self.update = transformation.init, transformation.update
+        self.takes = _keyword_names(transformation.update)
+        key = _transformation_key((transformation.init, transformation.update), set())
         self.takes_slow = _mentions_name(key, _lookahead_code())
-        self._key = key if source is made else _transformation_key(source, set())
+        self._key = key if source is transformation else _transformation_key(source, set())
 
     def accepted(self, extra: dict[str, Any]) -> dict[str, Any]:
         """Returns the extra arguments that the transformation accepts."""

@@ -273,8 +273,8 @@ class CastView:
     def _is_untouched(self, name: str, value: object) -> bool:
         if value is not self._given.get(name, _MISSING):
             return False
-        (leaves, treedef), (given, given_def) = _container_content(value), self._contents[name]
-        return treedef == given_def and all(a is b for a, b in zip(leaves, given))
+        (leaves, treedef), (original, given_def) = _container_content(value), self._contents[name]
+        return treedef == given_def and all(a is b for a, b in zip(leaves, original))
 
     def _write_back_one(self, name: str, value: PyTree) -> None:
         value = cast_own(self.original, self._as_outside(value), self.policy.param_dtype)
@@ -335,10 +335,10 @@ def _container_content(value: object) -> tuple[list[Any], Any]:
     return tree_flatten(value, is_leaf=is_cast_leaf)
 
 
-def _pair_casts(own: dict[str, Any], given: dict[str, Any]) -> dict[int, tuple[Any, Any]]:
+def _pair_casts(own: dict[str, Any], original: dict[str, Any]) -> dict[int, tuple[Any, Any]]:
     """``(cast array, the array it was cast from)`` by the id of the former."""
     pairs = {}
-    for name, value in given.items():
+    for name, value in original.items():
         if value is not own[name]:
             before = tree_leaves(own[name], is_leaf=is_cast_leaf)
             after = tree_leaves(value, is_leaf=is_cast_leaf)

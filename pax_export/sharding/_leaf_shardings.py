@@ -156,7 +156,7 @@ class Followers(Rules):
     must_match = False
     overrides = True  # of declared specs of the parameters, not for a leaf of another shape
 
-    def match(self, leaf: LeafPath, sizes: Sizes, taken: Spec) -> Match | None:
+    def match(self, leaf: LeafPath, sizes: Sizes, before: Spec) -> Match | None:
         for start in range(len(leaf.steps)):  # the longest end first
             leader = self.leaders.get(leaf.steps[start:])
             if leader is not None and leader.leaf.shape == leaf.shape:
@@ -169,12 +169,12 @@ class Followers(Rules):
 
 def require_fit(leaf: LeafPath, spec: Spec, source: str, sizes: Sizes) -> None:
     """Raises unless a spec is valid for a leaf on a mesh."""
-    given = f"{spec_text(spec)} of {source} for shape {leaf.shape}"
+    described = f"{spec_text(spec)} of {source} for shape {leaf.shape}"
     if len(spec) > len(leaf.shape):
         raise ShardingError(
             "A partition spec has at most one entry for each axis of the array.",
             where=leaf.name,
-            got=f"{len(spec)} entries for {len(leaf.shape)} axes: {given}",
+            got=f"{len(spec)} entries for {len(leaf.shape)} axes: {described}",
             write="a spec of its rank; for the state of an optimizer, "
             "rules=pax.sharding.following(model, rules)",
         )
@@ -182,12 +182,12 @@ def require_fit(leaf: LeafPath, spec: Spec, source: str, sizes: Sizes) -> None:
     for axis, entry in enumerate(spec):
         names = names_in(entry)
         for name in names:
-            require_axis(name, sizes, leaf.name, given)
+            require_axis(name, sizes, leaf.name, described)
             if name in seen:
                 raise ShardingError(
                     "A mesh axis can split only one axis of an array.",
                     where=leaf.name,
-                    got=f"{name!r} twice in {given}",
+                    got=f"{name!r} twice in {described}",
                     write="another mesh axis, or None, in one of the two places",
                 )
             seen.add(name)
@@ -198,12 +198,12 @@ def require_fit(leaf: LeafPath, spec: Spec, source: str, sizes: Sizes) -> None:
             raise ShardingError(
                 "A mesh axis must divide the axis of the array that it splits.",
                 where=leaf.name,
-                got=f"size {leaf.shape[axis]} of axis {axis} by {by}: {given}",
+                got=f"size {leaf.shape[axis]} of axis {axis} by {by}: {described}",
                 write=f"a size that is a multiple of {parts}, or None for axis {axis}",
             )
 
 
-def require_axis(name: str, sizes: Sizes, where: str, given: str) -> None:
+def require_axis(name: str, sizes: Sizes, where: str, described: str) -> None:
     """Raises a ShardingError unless a mesh has an axis of this name."""
     if name in sizes:
         return
@@ -211,7 +211,7 @@ def require_axis(name: str, sizes: Sizes, where: str, given: str) -> None:
     raise ShardingError(
         f"The mesh has no axis {name!r}.",
         where=where,
-        got=f"{given}, on a mesh with {mesh_text(sizes)}",
+        got=f"{described}, on a mesh with {mesh_text(sizes)}",
         write=f"{close[0]!r}, or a mesh with an axis {name!r}" if close else None,
     )
 

@@ -74,16 +74,16 @@ def _complete_sizes(axes: Mapping[str, int], devices: int | None) -> dict[str, i
     is_mesh = bool(sizes) and all(size >= 1 for size in sizes.values())
     if is_mesh and devices in (None, math.prod(sizes.values())):
         return sizes
-    given = ", ".join([f"{name}={size}" for name, size in axes.items()]) or "no axes"
+    listed = ", ".join([f"{name}={size}" for name, size in axes.items()]) or "no axes"
     if devices is None:
         raise ShardingError(
             "An abstract mesh needs the size of each axis, at least one.",
-            got=given,
+            got=listed,
             write="abstract_mesh(data=64, model=8)",
         )
     raise ShardingError(
         "The sizes of the axes must multiply to the number of devices.",
-        got=f"{given} for {devices} devices",
+        got=f"{listed} for {devices} devices",
         write="make_mesh(data=-1, model=2), where -1 means the remaining devices, or "
         "devices=jax.devices()[:n] for some of them",
     )

@@ -88,8 +88,8 @@ class DataParallel(Rules):
 
     must_match = False
 
-    def match(self, leaf: LeafPath, sizes: Sizes, taken: Spec) -> Match | None:
-        return Match(taken, (self,))
+    def match(self, leaf: LeafPath, sizes: Sizes, before: Spec) -> Match | None:
+        return Match(before, (self,))
 
     def __str__(self) -> str:
         return "data_parallel"
@@ -114,17 +114,17 @@ class FullySharded(AlongAxis):
     min_size: int
     must_match = False
 
-    def match(self, leaf: LeafPath, sizes: Sizes, taken: Spec) -> Match | None:
+    def match(self, leaf: LeafPath, sizes: Sizes, before: Spec) -> Match | None:
         if leaf.is_key:
-            return Match(taken, (self,), "a random key")
+            return Match(before, (self,), "a random key")
         if leaf.size < self.min_size:
-            return Match(taken, (self,), f"fewer than {self.min_size} numbers")
-        entries = [*taken, *[None] * (len(leaf.shape) - len(taken))]
+            return Match(before, (self,), f"fewer than {self.min_size} numbers")
+        entries = [*before, *[None] * (len(leaf.shape) - len(before))]
         free = [i for i in leaf.own_axes if entries[i] is None]
         parts = parts_of(self.axis, sizes)
         fitting = [i for i in free if leaf.shape[i] % parts == 0]
         if not fitting:
-            return Match(taken, (self,), f"{parts} divides no axis")
+            return Match(before, (self,), f"{parts} divides no axis")
         entries[max(fitting, key=lambda i: (leaf.shape[i], i))] = self.axis
         return Match(tuple(entries), (self,))
 
@@ -136,20 +136,20 @@ class FullySharded(AlongAxis):
 class TensorParallel(AlongAxis):
     """Layers by the names of their axes."""
 
-    def match(self, leaf: LeafPath, sizes: Sizes, taken: Spec) -> Match | None:
+    def match(self, leaf: LeafPath, sizes: Sizes, before: Spec) -> Match | None:
         layout = layout_of(leaf)
         if layout is None:
             return None
         parts = parts_of(self.axis, sizes)
         if layout.units is not None and layout.units % parts:
-            return Match(taken, (self,), f"{parts} does not divide {layout.units} heads")
+            return Match(before, (self,), f"{parts} does not divide {layout.units} heads")
         shape = [leaf.shape[i] for i in leaf.own_axes]
         for axis in layout.axes:
             if -len(shape) <= axis < len(shape) and shape[axis] % parts == 0:
                 entries = [None] * len(shape)
                 entries[axis] = self.axis  # type: ignore[call-overload]
-                return Match(merge_specs(taken, on_own_axes(leaf, tuple(entries))), (self,))
-        return Match(taken, (self,), f"{parts} does not divide it" if layout.axes else "")
+                return Match(merge_specs(before, on_own_axes(leaf, tuple(entries))), (self,))
+        return Match(before, (self,), f"{parts} does not divide it" if layout.axes else "")
 
     def __str__(self) -> str:
         return "tensor_parallel"

@@ -87,7 +87,7 @@ class Rules:
             )
         return Either(tuple([rule for pair in rules.items() for rule in _rules_of(*pair)]))
 
-    def match(self, leaf: LeafPath, sizes: Sizes, taken: Spec) -> Match | None:
+    def match(self, leaf: LeafPath, sizes: Sizes, before: Spec) -> Match | None:
         """The spec for a leaf with the spec `taken`; None in `taken` is free."""
         raise NotImplementedError
 
@@ -127,8 +127,8 @@ class Either(Rules):
 
     alternatives: tuple[Rules, ...]
 
-    def match(self, leaf: LeafPath, sizes: Sizes, taken: Spec) -> Match | None:
-        matches = (rule.match(leaf, sizes, taken) for rule in self.alternatives)
+    def match(self, leaf: LeafPath, sizes: Sizes, before: Spec) -> Match | None:
+        matches = (rule.match(leaf, sizes, before) for rule in self.alternatives)
         return next((match for match in matches if match is not None), None)
 
     def parts(self) -> Iterator[Rules]:
@@ -149,9 +149,9 @@ class Both(Rules):
     first: Rules
     second: Rules
 
-    def match(self, leaf: LeafPath, sizes: Sizes, taken: Spec) -> Match | None:
-        a = self.first.match(leaf, sizes, taken)
-        b = self.second.match(leaf, sizes, taken if a is None else a.spec)
+    def match(self, leaf: LeafPath, sizes: Sizes, before: Spec) -> Match | None:
+        a = self.first.match(leaf, sizes, before)
+        b = self.second.match(leaf, sizes, before if a is None else a.spec)
         if a is None or b is None:
             return a or b
         if b.spec == a.spec:
@@ -178,10 +178,10 @@ class PathRule(Rules):
     pattern: str
     spec: Spec
 
-    def match(self, leaf: LeafPath, sizes: Sizes, taken: Spec) -> Match | None:
+    def match(self, leaf: LeafPath, sizes: Sizes, before: Spec) -> Match | None:
         if not path_pattern(self.pattern).covers(".".join(leaf.steps)):
             return None
-        return Match(merge_specs(taken, self.spec), (self,))
+        return Match(merge_specs(before, self.spec), (self,))
 
     def __str__(self) -> str:
         return repr(self.pattern)
@@ -194,11 +194,11 @@ class ChosenRule(Rules):
     places: Chosen
     spec: Spec
 
-    def match(self, leaf: LeafPath, sizes: Sizes, taken: Spec) -> Match | None:
+    def match(self, leaf: LeafPath, sizes: Sizes, before: Spec) -> Match | None:
         chosen = _as_text(self.places.paths)
         if not any(leaf.steps[:n] in chosen for n in range(len(leaf.steps) + 1)):
             return None
-        return Match(merge_specs(taken, self.spec), (self,))
+        return Match(merge_specs(before, self.spec), (self,))
 
     def __str__(self) -> str:
         names = [".".join(map(str, steps)) for steps in self.places.paths]
@@ -213,11 +213,11 @@ class ClassRule(Rules):
     pattern: str
     spec: Spec
 
-    def match(self, leaf: LeafPath, sizes: Sizes, taken: Spec) -> Match | None:
+    def match(self, leaf: LeafPath, sizes: Sizes, before: Spec) -> Match | None:
         for owner in reversed(leaf.owners):
             if isinstance(owner.module, self.cls):
                 if path_pattern(self.pattern).covers(leaf.name_in(owner)):
-                    return Match(merge_specs(taken, on_own_axes(leaf, self.spec)), (self,))
+                    return Match(merge_specs(before, on_own_axes(leaf, self.spec)), (self,))
         return None
 
     def __str__(self) -> str:
@@ -264,12 +264,12 @@ def as_spec(value: object, where: str) -> Spec:
     )
 
 
-def merge_specs(taken: Sequence[Any], spec: Sequence[Any]) -> Spec:
+def merge_specs(before: Sequence[Any], spec: Sequence[Any]) -> Spec:
     """Fills the None entries of one spec with those of another."""
-    if not any(entry is not None for entry in taken):
+    if not any(entry is not None for entry in before):
         return tuple(spec)
-    length = max(len(taken), len(spec))
-    first, second = [(*each, *[None] * (length - len(each))) for each in (taken, spec)]
+    length = max(len(before), len(spec))
+    first, second = [(*each, *[None] * (length - len(each))) for each in (before, spec)]
     return tuple([b if a is None else a for a, b in zip(first, second)])
 
 

@@ -305,7 +305,7 @@ def program_of(constructor: Callable[[], Any], mesh: Mesh, rules: object) -> Ini
     # A new function each time: jax caches traces by function, and two models of one constructor
     # would get the same keys.
     try:
-        traced, made = jax.make_jaxpr(lambda: constructor(), return_shape=True)()
+        traced, module = jax.make_jaxpr(lambda: constructor(), return_shape=True)()
     except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError) as error:
         raise ShardingError(
             "The constructor looks at the values of arrays that it makes, and init traces it: "
@@ -314,14 +314,14 @@ def program_of(constructor: Callable[[], Any], mesh: Mesh, rules: object) -> Ini
             write="numpy for decisions by values, or pax.sharding.shard(constructor(), ...) for a "
             "model that fits on one device",
         ) from error
-    found = shardings_of_leaves(made, mesh, rules)
+    found = shardings_of_leaves(module, mesh, rules)
     constants = list({id(x): x for x in jaxpr_constants(traced)}.values())
     ids = [id(x) for x in constants]
 
     def build(values: list[Any]) -> list[Any]:
         return call_with_constants(traced, dict(zip(ids, values)), ())
 
-    return InitProgram(build, constants, found, tree_flatten(made)[1])
+    return InitProgram(build, constants, found, tree_flatten(module)[1])
 
 
 # --- steps that preserve shardings ----------------------------------------------------

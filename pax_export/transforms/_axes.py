@@ -266,12 +266,12 @@ class MapOptions:
         split = SplitRngs(options["split_rngs"])
         return cls(transform, in_axes, of_keywords, options["out_axes"], state_axes, split, label)
 
-    def prefix_of(self, place: int | str, count: int) -> Any:
+    def prefix_of(self, argument: int | str, count: int) -> Any:
         """The entry of in_axes for a positional argument or a keyword."""
-        axes = self.in_axes_kwargs if isinstance(place, str) else self.in_axes
+        axes = self.in_axes_kwargs if isinstance(argument, str) else self.in_axes
         if is_axis(axes):
             return axes
-        if isinstance(place, int) and len(axes) != count:
+        if isinstance(argument, int) and len(axes) != count:
             entries = "1 entry" if len(axes) == 1 else f"{len(axes)} entries"
             raise InvalidArgumentError(
                 f"{self.transform}: in_axes has {entries} for "
@@ -279,14 +279,14 @@ class MapOptions:
                 got=f"in_axes={axes!r}"[:200],
                 write="one entry for each positional argument, or one integer for all",
             )
-        if place not in range(count) and place not in axes:
+        if argument not in range(count) and argument not in axes:
             raise InvalidArgumentError(
                 f"{self.transform}: in_axes_kwargs has no entry for a keyword argument.",
-                where=str(place),
+                where=str(argument),
                 got=f"in_axes_kwargs={axes!r}"[:200],
-                write=f"in_axes_kwargs={{..., {place!r}: 0}}",
+                write=f"in_axes_kwargs={{..., {argument!r}: 0}}",
             )
-        return axes[place]
+        return axes[argument]
 
 
 # --- arguments --------------------------------------------------------------------------
@@ -322,12 +322,16 @@ def inputs_of(
     items = [(i, value) for i, value in enumerate(args)] + sorted(kwargs.items())
     prefixes: Prefixes = []
     axes: Axes = []
-    for place, value in items:
-        if place == carried and isinstance(place, int):
+    for argument, value in items:
+        if argument == carried and isinstance(argument, int):
             prefix, where = StateAxes({}), ""
         else:
-            prefix = options.prefix_of(place, len(args))
-            where = f"in_axes[{place}]" if isinstance(place, int) else f"in_axes_kwargs[{place!r}]"
+            prefix = options.prefix_of(argument, len(args))
+            where = (
+                f"in_axes[{argument}]"
+                if isinstance(argument, int)
+                else f"in_axes_kwargs[{argument!r}]"
+            )
         axes += axes_of(prefix, value, options.state_axes, where, prefixes)
     parts = parts_of((args, kwargs))
     slots = _make_slots(parts, axes, options)
@@ -370,7 +374,9 @@ def _map_modules(change: Callable, tree: PyTree, axes: Sequence[int | None]) -> 
 # --- sizes ------------------------------------------------------------------------------
 
 
-def mapped_size(inputs: MappedArguments, given: object, option: str, options: MapOptions) -> Any:
+def mapped_size(
+    inputs: MappedArguments, value_of_option: object, option: str, options: MapOptions
+) -> Any:
     """The number of calls: the common length of the mapped axes, or the user's ``given``."""
     transform = options.transform
     sizes: dict[Any, str] = {}
@@ -385,16 +391,16 @@ def mapped_size(inputs: MappedArguments, given: object, option: str, options: Ma
             got=f"{one} and {other}",
             write="None in in_axes, or in state_axes, for unmapped values",
         )
-    if not sizes and given is None:
+    if not sizes and value_of_option is None:
         _require_axes_by_name(inputs.prefixes, options)
         raise InvalidArgumentError(
             f"{transform}: cannot infer the number of calls: nothing is mapped.",
             write=f"pass {option}=...",
         )
-    inferred = next(iter(sizes), given)
-    if given is not None and given != inferred:
+    inferred = next(iter(sizes), value_of_option)
+    if value_of_option is not None and value_of_option != inferred:
         raise InvalidArgumentError(
-            f"{transform}: given {option} {given} but inferred {inferred}.",
+            f"{transform}: given {option} {value_of_option} but inferred {inferred}.",
             where=sizes[inferred],
             write=f"{option}={inferred}, or none at all",
         )
@@ -447,9 +453,9 @@ def targets_of(result: Result, inputs: MappedArguments, options: MapOptions) -> 
             targets.append(Target(join_path("output", name), axes[part.start], False, None, False))
             continue
         slots = inputs.slots if root is not None else ()
-        given = {slot.path: slot for slot in slots if slot.root == root}
+        by_path = {slot.path: slot for slot in slots if slot.root == root}
         for axis, leaf in zip(axes[part.start :], leaves_of(part.value)):
-            source = given.get(leaf.path)
+            source = by_path.get(leaf.path)
             targets.append(Target(leaf.name, axis, is_random_key(leaf), source, True))
     for leaf, target in zip(result.leaves, targets):
         _check_result(leaf, target, options.transform)

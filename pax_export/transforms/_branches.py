@@ -164,9 +164,9 @@ class _Branches:
         items, treedef = tree_flatten(head.unflatten(leaves[: head.num_leaves]), is_leaf=is_node)
         places = zip(*[result.head_places for result in results])
         for i in [i for i, item in enumerate(items) if is_node(item)]:
-            place, *others = next(places)
-            if place is not None and all(other == place for other in others):
-                items[i] = WrittenBack(place)
+            origin, *others = next(places)
+            if origin is not None and all(other == origin for other in others):
+                items[i] = WrittenBack(origin)
         finals = self._finals(results, leaves[head.num_leaves :])
         origins = [
             _common_origins([result.origins[i] for result in results], self.call.roots[number])
@@ -183,13 +183,13 @@ class _Branches:
             numbers[0] if len(set(numbers)) == 1 else None
             for numbers in zip(*[result.untouched for result in results])
         ]
-        given = self.call.leaves
-        kept = [x if n is None else given[n] for x, n in zip(leaves, untouched)]
-        _, finals = results[0].treedef.unflatten(kept)
+        before = self.call.leaves
+        merged = [x if n is None else before[n] for x, n in zip(leaves, untouched)]
+        _, finals = results[0].treedef.unflatten(merged)
         if not have_overlap(self.call.roots, self.call.written):
             return finals
         # An unchanged copy must not undo the changes of another one.
-        return {n: final for n, final in finals.items() if self.call.is_changed(n, final, given)}
+        return {n: final for n, final in finals.items() if self.call.is_changed(n, final, before)}
 
 
 def _common_origins(origins: list[tuple], root: PyTree) -> tuple:

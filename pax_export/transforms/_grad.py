@@ -122,7 +122,7 @@ def value_and_grad(
         call = LiftedCall(fun, args, kwargs)
         places = _argument_places(numbers, len(args))
         _require_module(argnums, args, call)
-        targets = [_DiffArgument(args[place], call, place, wrt, select) for place in places]
+        targets = [_DiffArgument(args[argnum], call, argnum, wrt, select) for argnum in places]
         _require_match(wrt, targets)
         if not allow_int:
             for target in targets:
@@ -275,11 +275,11 @@ class _DiffArgument:
     """An argument to differentiate, and the numbers of the leaves that are."""
 
     def __init__(
-        self, argument: object, call: LiftedCall, place: int, wrt: object, select: Callable
+        self, argument: object, call: LiftedCall, argnum: int, wrt: object, select: Callable
     ):
-        self.argument, self.call, self.place = argument, call, place
+        self.argument, self.call, self.place = argument, call, argnum
         self.by_parameters = wrt is Param
-        self.parts = call.parts_at(place)
+        self.parts = call.parts_at(argnum)
         for part in self.parts:
             if part.is_module and self.by_parameters:
                 warn_of_untrained(part.value)

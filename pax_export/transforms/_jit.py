@@ -153,15 +153,15 @@ def jit(
 
 def _check_arguments(fun: Callable, numbers: dict[str, Any], names: dict[str, Any]) -> None:
     """Raises for a number or a name that is not one of the function's arguments."""
-    for option, given in numbers.items():
-        if given is not None:
+    for option, value in numbers.items():
+        if value is not None:
             where = f"jit.{option}"
-            found = checked_integers(given, where, f"{option}=(1,)")
+            found = checked_integers(value, where, f"{option}=(1,)")
             check_argument_numbers(signature_of(fun), found, where)
-    for option, given in names.items():
-        if given is not None:
+    for option, value in names.items():
+        if value is not None:
             where = f"jit.{option}"
-            found = as_strings(where, given, f'{option}=("mode",)')
+            found = as_strings(where, value, f'{option}=("mode",)')
             check_argument_names(signature_of(fun), found, where)
 
 
@@ -202,9 +202,9 @@ class Jitted:
         try:
             value, changed = jitted(*from_folded, **keywords)
         except TypeError:  # jax's own names a function that the user did not write
-            held = self._static.wrap_static(args, kwargs) if self._static else (args, kwargs)
+            wrapped = self._static.wrap_static(args, kwargs) if self._static else (args, kwargs)
             write = "static_argnums or static_argnames for it"
-            require_array_arguments(parts_of(tuple(held)), "jit", write)
+            require_array_arguments(parts_of(tuple(wrapped)), "jit", write)
             raise
         if is_any_open:
             roots = roots_of(self._static.wrap_static(args, kwargs))
@@ -243,14 +243,14 @@ class Jitted:
 
     def _arguments(self, args: tuple, kwargs: dict) -> tuple[Any, Any, dict[str, Any], bool]:
         """Returns the jitted program, its arguments, and whether a module in them is open."""
-        held: Any = args
+        wrapped: Any = args
         if self._static:
-            held, kwargs = self._static.wrap_static(args, kwargs)
-        from_folded = [fold(x) for x in held]
+            wrapped, kwargs = self._static.wrap_static(args, kwargs)
+        from_folded = [fold(x) for x in wrapped]
         keywords = fold(kwargs) if kwargs else kwargs
         opened = None
         if anything_is_open():
-            roots = roots_of((tuple(held), kwargs))
+            roots = roots_of((tuple(wrapped), kwargs))
             flags = tuple(map(is_open, roots))
             opened = _Opened(flags, have_overlap(roots, flags)) if any(flags) else None
         jitted = self._jitted
@@ -281,9 +281,9 @@ def _with_donated(options: dict[str, Any], numbers: Sequence[int]) -> dict[str, 
     """The options with these arguments donated, too."""
     if not numbers:
         return options
-    given = options["donate_argnums"]
-    given = (given,) if isinstance(given, int) else given or ()
-    return {**options, "donate_argnums": tuple(sorted({*given, *numbers}))}
+    value = options["donate_argnums"]
+    value = (value,) if isinstance(value, int) else value or ()
+    return {**options, "donate_argnums": tuple(sorted({*value, *numbers}))}
 
 
 def _consists_of_modules(argument: PyTree) -> bool:
@@ -338,9 +338,9 @@ class _Runner:
         self.fun, self.static, self.constraint = fun, static, constraint
         self.warn = _warning_once()
 
-    def __call__(self, held: Any, opened: _Opened | None = None) -> tuple[Any, Any, Origins]:
+    def __call__(self, wrapped: Any, opened: _Opened | None = None) -> tuple[Any, Any, Origins]:
         """Returns the value, the final state of the modules that are open, and its origins."""
-        args, kwargs = _constrain_modules(held, self.constraint)
+        args, kwargs = _constrain_modules(wrapped, self.constraint)
         written = None if opened is None else opened.flags
         overlap = opened is not None and opened.overlap
         call = LiftedCall(self.fun, tuple(args), kwargs, written=written, overlap=overlap)
@@ -366,8 +366,8 @@ def _make_program(run: _Runner, opened_here: _Opened | None = None) -> Callable:
 
     def program(*args: PyTree, **kwargs: PyTree) -> tuple[Any, Changed]:
         state, opened = kwargs.pop(STATE, ()), kwargs.pop(OPEN, opened_here)
-        held: Any = run.static.wrap_static(args, kwargs)
-        value, finals, origins = run(unfold(put_back(held, state) if state else held), opened)
+        wrapped: Any = run.static.wrap_static(args, kwargs)
+        value, finals, origins = run(unfold(put_back(wrapped, state) if state else wrapped), opened)
         return fold(value), Changed(tuple(map(fold, finals)), origins)
 
     return program

@@ -141,9 +141,9 @@ def unbind(functions: Iterable[Callable]) -> tuple[list[Callable], list[Any]]:
     def with_modules(function: Any, owner: Module | None) -> Callable:
         if owner is None:
             return lambda *args: function(*args[:-1])
-        place = places.index(id(owner))
+        number = places.index(id(owner))
         method = type(owner).__call__ if function is owner else function.__func__
-        return lambda *args: method(_modules_of(args[-1])[place], *args[:-1])
+        return lambda *args: method(_modules_of(args[-1])[number], *args[:-1])
 
     return [with_modules(f, owner) for f, owner in zip(functions, owners)], modules
 
@@ -181,9 +181,9 @@ class LiftedCall:
         self.written = [is_open(root) for root in self.roots] if written is None else written
         self.overlap = have_overlap(self.roots, self.written) if overlap is None else overlap
 
-    def parts_at(self, place: int) -> list[Part]:
+    def parts_at(self, number: int) -> list[Part]:
         """The parts of a positional argument."""
-        return [p for p in self.parts if p.path[0].idx == 0 and p.path[1].idx == place]
+        return [p for p in self.parts if p.path[0].idx == 0 and p.path[1].idx == number]
 
     def inside(
         self,
@@ -195,8 +195,8 @@ class LiftedCall:
         `changed` replaces leaves of the arguments by number; `take` splits off the part of the
         result that the transform needs.
         """
-        given = [changed.get(number, leaf) for number, leaf in enumerate(self.leaves)]
-        args, kwargs = self.treedef.unflatten(given)
+        leaves = [changed.get(number, leaf) for number, leaf in enumerate(self.leaves)]
+        args, kwargs = self.treedef.unflatten(leaves)
         copies = roots_of((args, kwargs))
         modules = _modules_of(copies)
         args, kwargs = unwrap_static(args, kwargs)
@@ -207,40 +207,40 @@ class LiftedCall:
             lent_to_constructors() if constructs else nullcontext(),
         ):
             head, value = take(self.function(*args, **kwargs))
-        return self._result(head, value, given, copies, modules)
+        return self._result(head, value, leaves, copies, modules)
 
     def _result(
-        self, head: PyTree, value: object, given: list[Any], copies: list[Any], modules: list[Any]
+        self, head: PyTree, value: object, before: list[Any], copies: list[Any], modules: list[Any]
     ) -> Result:
         numbers = {id(copy): number for number, copy in enumerate(copies)}
-        places = {id(module): place for place, module in enumerate(modules)}
+        places = {id(module): index for index, module in enumerate(modules)}
         written = {number: copy for number, copy in enumerate(copies) if self.written[number]}
         in_written = {id(module) for module in _modules_of(list(written.values()))}
 
         def stand_in(x: object) -> Any:
-            place = places.get(id(x)) if id(x) in in_written else None
-            return x if place is None else WrittenBack(place)
+            index = places.get(id(x)) if id(x) in in_written else None
+            return x if index is None else WrittenBack(index)
 
         value = tree_map(stand_in, value, is_leaf=is_node)
         in_head = [stand_in(module) for module in roots_of(head)]
         head_places = [x.place if isinstance(x, WrittenBack) else None for x in in_head]
         finals = written
         if self.overlap:  # an unchanged copy must not undo the changes of another one
-            finals = {n: copy for n, copy in written.items() if self.is_changed(n, copy, given)}
+            finals = {n: copy for n, copy in written.items() if self.is_changed(n, copy, before)}
         leaves, treedef = tree_flatten((value, finals))
         parts = parts_of((value, finals))
         roots = [numbers.get(id(part.value)) if part.is_module else None for part in parts]
         origins = [tuple([places.get(id(m)) for m in _modules_of([x])]) for x in finals.values()]
-        at = {id(leaf): number for number, leaf in enumerate(given)}
+        at = {id(leaf): number for number, leaf in enumerate(before)}
         untouched = [at.get(id(leaf)) for leaf in leaves]
         return Result(
             head, copies, leaves, treedef, parts, roots, tuple(origins), untouched, head_places
         )
 
-    def is_changed(self, number: int, copy: PyTree, given: list[Any]) -> bool:
+    def is_changed(self, number: int, copy: PyTree, leaves: list[Any]) -> bool:
         """Whether the function changed its copy of a module."""
         part = [part for part in self.parts if part.is_module][number]
-        before = given[part.start : part.stop]
+        before = leaves[part.start : part.stop]
         after, treedef = tree_flatten(copy)
         same = len(before) == len(after) and all(x is y for x, y in zip(before, after))
         return not same or treedef != tree_structure(part.value)
@@ -281,9 +281,9 @@ def have_overlap(roots: list[Any], written: Sequence[bool]) -> bool:
 def _require_one_copy(originals: list[Any], origins: Origins) -> None:
     """Raises if two changed copies of a module would be written into it."""
     copies: dict[int, int] = {}
-    for place in [place for places in origins for place in places if place is not None]:
-        module = originals[place]
-        if is_open(module) and copies.setdefault(id(module), place) != place:
+    for number in [number for places in origins for number in places if number is not None]:
+        module = originals[number]
+        if is_open(module) and copies.setdefault(id(module), number) != number:
             raise SharedNodeError(
                 "A module occurs in several arguments, and changes of one copy would be lost.",
                 got=repr(module)[:120],
@@ -293,12 +293,12 @@ def _require_one_copy(originals: list[Any], origins: Origins) -> None:
 
 def _write_back(final: PyTree, places: Iterator[int | None], originals: list[Any]) -> Any:
     """Updates the caller's object and returns it; returns a new module unchanged."""
-    place = next(places)
+    number = next(places)
     final = map_submodules(final, lambda sub: _write_back(sub, places, originals))
-    if place is None or not is_open(originals[place]):
+    if number is None or not is_open(originals[number]):
         return final
-    take_over(originals[place], final)
-    return originals[place]
+    take_over(originals[number], final)
+    return originals[number]
 
 
 @jax.tree_util.register_static
@@ -310,15 +310,15 @@ class _TakenOut:
 def take_out(tree: PyTree, is_taken: Callable[[Any], bool]) -> tuple[Any, tuple[Any, ...]]:
     """The tree without the outermost values that a test chooses, and these."""
     items, treedef = tree_flatten(tree, is_leaf=is_taken)
-    taken = tuple([x for x in items if is_taken(x)])
-    if not taken:
-        return tree, taken
-    return treedef.unflatten([_TakenOut() if is_taken(x) else x for x in items]), taken
+    selected = tuple([x for x in items if is_taken(x)])
+    if not selected:
+        return tree, selected
+    return treedef.unflatten([_TakenOut() if is_taken(x) else x for x in items]), selected
 
 
-def put_back(tree: PyTree, taken: Iterable[Any]) -> Any:
+def put_back(tree: PyTree, selected: Iterable[Any]) -> Any:
     """The reverse of `take_out`."""
-    left = iter(taken)
+    left = iter(selected)
 
     def is_slot(value: object) -> bool:
         return type(value) is _TakenOut
@@ -356,8 +356,8 @@ RETURN_NONE = "None there, and the value outside of the function"
 def argument_name(path: tuple) -> str:
     """``argument 2``, ``argument 'mask'``, or a path below one of these."""
     first = path[1]
-    place = f"argument {first.idx if hasattr(first, 'idx') else repr(first.key)}"
-    return f"{place}, {path_name(path[2:])}" if len(path) > 2 else place
+    number = f"argument {first.idx if hasattr(first, 'idx') else repr(first.key)}"
+    return f"{number}, {path_name(path[2:])}" if len(path) > 2 else number
 
 
 class Held:
@@ -371,11 +371,11 @@ class Held:
 
 def wrap_static(args: Sequence[Any], places: Iterable[int]) -> list[Any]:
     """Wraps the static arguments."""
-    held = list(args)
-    for place in places:
-        if -len(held) <= place < len(held):
-            held[place] = Held(held[place])
-    return held
+    wrapped = list(args)
+    for number in places:
+        if -len(wrapped) <= number < len(wrapped):
+            wrapped[number] = Held(wrapped[number])
+    return wrapped
 
 
 def unwrap_static(args: Sequence[Any], kwargs: dict) -> tuple[list[Any], dict[str, Any]]:
@@ -408,8 +408,8 @@ class StaticArgs:
 
     def wrap_static(self, args: Sequence[Any], kwargs: dict) -> tuple[list[Any], dict[str, Any]]:
         """The arguments with those that are static hidden from jax's trees."""
-        held = {k: Held(x) if k in self.names else x for k, x in kwargs.items()}
-        return wrap_static(args, self.numbers), held
+        wrapped = {k: Held(x) if k in self.names else x for k, x in kwargs.items()}
+        return wrap_static(args, self.numbers), wrapped
 
 
 def signature_of(fun: Callable) -> inspect.Signature | None:

@@ -44,8 +44,8 @@ class Constructor:
 
         inner = self.cls._build(make, modules, dict(self.options))
         if not isinstance(inner, Module):
-            made = type(inner).__name__
-            raise self.cls._no_constructor(f"{self.inner!r}, which made a {made}")
+            name = type(inner).__name__
+            raise self.cls._no_constructor(f"{self.inner!r}, which made a {name}")
         return made_of(self.cls, {self.cls._attribute: inner, "options": self.options})
 
 
@@ -121,9 +121,9 @@ class Lifted(Module):
     def _build(cls, make: Callable[..., Any], modules: tuple, options: dict[str, Any]) -> Any:
         """The inner module, stacked as often as required."""
         names = ("axis_name", "state_axes", "split_rngs", "transform_metadata")
-        given = {name: options[name] for name in names if name in options}
+        options_of = {name: options[name] for name in names if name in options}
         shared = (StateAxes({}),) * len(modules)  # axes are those of the created module
-        return vmap(make, axis_size=options[cls._size], in_axes=shared, **given)(*modules)
+        return vmap(make, axis_size=options[cls._size], in_axes=shared, **options_of)(*modules)
 
     @classmethod
     def _no_constructor(cls, got: str) -> InvalidArgumentTypeError:

@@ -158,6 +158,6 @@ def _loop_body(transform: str, function: Callable, args: tuple) -> ScanBody:
         transform, function, in_axes=None, in_axes_kwargs=None, out_axes=0, state_axes=None,
         split_rngs=..., transform_metadata={},
     )  # fmt: skip
-    place = len(args) - 2  # of the carry
-    inputs = inputs_of(function, args, {}, options, carried=place)
-    return ScanBody(inputs, options, place, scan_output=False)
+    argnum = len(args) - 2  # of the carry
+    inputs = inputs_of(function, args, {}, options, carried=argnum)
+    return ScanBody(inputs, options, argnum, scan_output=False)

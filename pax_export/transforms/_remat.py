@@ -90,8 +90,8 @@ def remat(
         leaves = {n: leaf for n, leaf in enumerate(call.leaves) if type(leaf) is not Held}
         results: list[Result] = []
 
-        def run(given: dict[int, Any]) -> list[Any]:
-            results.append(call.inside(given))
+        def run(leaves_by_number: dict[int, Any]) -> list[Any]:
+            results.append(call.inside(leaves_by_number))
             require_array_results(results[-1].parts, "remat")
             return [x for x, n in zip(results[-1].leaves, results[-1].untouched) if n is None]
 

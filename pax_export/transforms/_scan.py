@@ -50,12 +50,14 @@ class ScanBody:
     origins: list[tuple[str, int]]
     handed_on: set[int]  # the modules of the carry that came back in their places
 
-    def __init__(self, inputs: MappedArguments, options: MapOptions, place: int, scan_output: bool):
+    def __init__(
+        self, inputs: MappedArguments, options: MapOptions, argnum: int, scan_output: bool
+    ):
         self.inputs, self.options, self.scan_output = inputs, options, scan_output
         self._name, call = options.transform, inputs.call
-        self._carry = call.parts_at(place)
+        self._carry = call.parts_at(argnum)
         self.carried = {n for part in self._carry for n in range(part.start, part.stop)}
-        self._init = call.treedef.unflatten(call.leaves)[0][place]
+        self._init = call.treedef.unflatten(call.leaves)[0][argnum]
         others = [slot for slot in inputs.slots if slot.number not in self.carried]
         self.sliced = [slot for slot in others if slot.axis is not None]
         self.threaded = [slot for slot in others if slot.root is not None and slot.axis is None]
@@ -81,8 +83,8 @@ class ScanBody:
             if slot.is_key and not slot.split:  # it is the same in every step
                 threaded[slot.number] = slot.value
         with self.options.split.folded(index):
-            given = carry | threaded | sliced
-            self.result = result = self.inputs.call.inside(given, self._take)
+            leaves = carry | threaded | sliced
+            self.result = result = self.inputs.call.inside(leaves, self._take)
         after = tree_leaves(result.head)
         self._check_carry(result.head)
         self.handed_on = {
@@ -149,8 +151,8 @@ class ScanBody:
         if source is not None and source.number not in self.carried:
             if source.axis is None:
                 return THREADED, source.number
-            given = untouched == source.number
-            return (GIVEN, source.number) if given else (STACKED, source.axis)
+            leaves = untouched == source.number
+            return (GIVEN, source.number) if leaves else (STACKED, source.axis)
         if source is not None and is_final:
             if root in self.handed_on:
                 return CARRIED, source.number
@@ -306,10 +308,10 @@ def scan(
                 got=f"carry_argnum={carry_argnum} and {len(args)} positional arguments",
                 write="the carry by position, not by keyword",
             )
-        place = carry_argnum % len(args)
-        inputs = inputs_of(f, args, kwargs, options, carried=place)
+        argnum = carry_argnum % len(args)
+        inputs = inputs_of(f, args, kwargs, options, carried=argnum)
         size = mapped_size(inputs, length, "length", options)
-        body = ScanBody(inputs, options, place, scan_output)
+        body = ScanBody(inputs, options, argnum, scan_output)
         (carry, threaded), ys = jax.lax.scan(
             body.step, body.start(), (body.slices(), jnp.arange(size)),  # which may be symbolic
             reverse=reverse, unroll=unroll, _split_transpose=_split_transpose,

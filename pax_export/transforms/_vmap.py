@@ -85,12 +85,12 @@ def vmap(
         (5, 2, 4)
     """
     check_function(f, "vmap")
-    for name, given in {"axis_name": axis_name, "spmd_axis_name": spmd_axis_name}.items():
-        if not isinstance(given, Hashable):
+    for name, mapping_options in {"axis_name": axis_name, "spmd_axis_name": spmd_axis_name}.items():
+        if not isinstance(mapping_options, Hashable):
             raise InvalidArgumentTypeError(
                 "The name of an axis must be hashable.",
                 where=f"vmap.{name}",
-                got=f"{type(given).__name__}: {given!r}"[:120],
+                got=f"{type(mapping_options).__name__}: {mapping_options!r}"[:120],
                 write=f'{name}="batch"',
             )
     axis_size = checked_size(axis_size, "vmap.axis_size")
@@ -99,13 +99,13 @@ def vmap(
         state_axes=state_axes, split_rngs=split_rngs, transform_metadata=transform_metadata,
     )  # fmt: skip
     if isinstance(f, Module):
-        given = {
+        mapping_options = {
             "in_axes": in_axes, "in_axes_kwargs": in_axes_kwargs, "out_axes": out_axes,
             "axis_name": axis_name, "axis_size": axis_size, "spmd_axis_name": spmd_axis_name,
             "state_axes": state_axes, "split_rngs": split_rngs,
             "transform_metadata": transform_metadata,
         }  # fmt: skip
-        return TransformedLayer(f, vmap, given)
+        return TransformedLayer(f, vmap, mapping_options)
 
     @wrap_like(f)
     def mapped(*args: object, **kwargs: object) -> Any:
@@ -188,8 +188,8 @@ class _Run:
         """The first leaf that differs between calls, which jax's message does not name."""
         for number in range(len(self.targets or ())):
 
-            def alone(*given: PyTree, key: str = _leaf_key(number)) -> Any:
-                return self.one_call(*given)[1].get(key)
+            def alone(*options: PyTree, key: str = _leaf_key(number)) -> Any:
+                return self.one_call(*options)[1].get(key)
 
             try:
                 jax.eval_shape(lambda: self.of_all(alone, None))

@@ -141,8 +141,8 @@ class _RawFile(io.RawIOBase):
     def seekable(self) -> bool:
         return True
 
-    def seek(self, place: int, whence: int = os.SEEK_SET, /) -> int:
-        self._at = max(0, (0, self._at, self._size)[whence] + place)
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        self._at = max(0, (0, self._at, self._size)[whence] + offset)
         return self._at
 
     def readinto(self, buffer: Any, /) -> int:

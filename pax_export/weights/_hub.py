@@ -144,12 +144,12 @@ def _files_of(path: Path, readme: str | None) -> dict[str, str | bytes]:
 def _readme(path: Path, repo: str) -> str:
     """The Hub's card: what reads the files, from the report if there is one."""
     report = path / "pax_export.json"
-    said = json.loads(report.read_bytes()) if report.is_file() else {}
-    kind = said.get("target") or path.suffix.removeprefix(".") or "weights"
+    report_fields = json.loads(report.read_bytes()) if report.is_file() else {}
+    kind = report_fields.get("target") or path.suffix.removeprefix(".") or "weights"
     return (
         f"---\nlibrary_name: pax-export\ntags:\n- jax\n- {kind}\n---\n\n# {repo.split('/')[-1]}\n\n"
         f"Written by [pax-export](https://pypi.org/project/pax-export/) as {kind}"
-        + (f", from {said['model']}" if said.get("model") else "")
+        + (f", from {report_fields['model']}" if report_fields.get("model") else "")
         + f".\n\n```python\nfrom huggingface_hub import snapshot_download\n\n"
         f'path = snapshot_download("{repo}")\n```\n'
     )

@@ -192,9 +192,9 @@ def seal_header(path: Path) -> None:
         if len(raw) > size:  # it would be written over the arrays
             raise OSError("safetensors wrote a header that is shorter than its JSON")
         raw = begin + raw.ljust(size)
-        place = _find_digits(raw)
+        offset = _find_digits(raw)
         file.seek(0)
-        file.write(raw[:place] + checksum_of(raw).encode() + raw[place + len(_ZEROS) :])
+        file.write(raw[:offset] + checksum_of(raw).encode() + raw[offset + len(_ZEROS) :])
 
 
 def _find_digits(raw: bytes) -> int:
@@ -208,11 +208,11 @@ def read_checksums(raw: bytes, metadata: Mapping[str, str]) -> dict[str, str] | 
     texts = [text for name, text in metadata.items() if name == ENTRY or text.startswith(_BEGIN)]
     if not texts:
         return {}
-    place = _find_digits(raw)
-    zeros = raw[:place] + _ZEROS.encode() + raw[place + len(_ZEROS) :]
+    offset = _find_digits(raw)
+    zeros = raw[:offset] + _ZEROS.encode() + raw[offset + len(_ZEROS) :]
     try:
         sums = json.loads(metadata[ENTRY])
-        if place >= 0 and len(texts) == 1 and sums.pop(_HEADER) == checksum_of(zeros):
+        if offset >= 0 and len(texts) == 1 and sums.pop(_HEADER) == checksum_of(zeros):
             return sums
     except (KeyError, ValueError, AttributeError, RecursionError):
         pass

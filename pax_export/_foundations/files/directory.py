@@ -26,13 +26,13 @@ _PATTERN = re.compile(r"[*?\\]|\[[^/]*\]")
 
 def place(path: str | os.PathLike[str]) -> Path:
     """The absolute path of an export, without ``..`` at its end or links before it."""
-    given = require_local(path)
+    local = require_local(path)
     try:
-        if given.name in ("", ".."):
-            return given.resolve()
-        return given.parent.resolve() / given.name
+        if local.name in ("", ".."):
+            return local.resolve()
+        return local.parent.resolve() / local.name
     except (OSError, RuntimeError) as error:  # a loop of links, in Python before 3.13
-        raise unwritable_error(given, str(error)) from error
+        raise unwritable_error(local, str(error)) from error
 
 
 def is_remote(path: str | os.PathLike[str]) -> bool:
@@ -90,11 +90,11 @@ def replace_path(
 @contextmanager
 def temporary_sibling(path: Path, needed: int) -> Iterator[Path]:
     """Yields a hidden directory next to a path, removed with the parents created for it."""
-    made: list[Path] = []
+    created: list[Path] = []
     try:
         with disk.full_disk_explained(path, needed), ExitStack() as until_moved:
             try:
-                _make_parents(path, made)
+                _make_parents(path, created)
                 disk.check_room(path, needed)
                 temporary = until_moved.enter_context(stale_temporaries.claim_temporary(path))
             except ExportPathError:
@@ -104,7 +104,7 @@ def temporary_sibling(path: Path, needed: int) -> Iterator[Path]:
             with _named_by_path(temporary, path):
                 yield temporary
     except BaseException:
-        for parent in reversed(made):
+        for parent in reversed(created):
             with suppress(OSError):  # another program has put something there
                 parent.rmdir()
         raise
@@ -172,11 +172,11 @@ def _check_replaceable(path: Path, ours: overwrite_guard.Recognize) -> None:
         raise unwritable_error(path, error) from error
 
 
-def _make_parents(path: Path, made: list[Path]) -> None:
+def _make_parents(path: Path, created: list[Path]) -> None:
     for parent in reversed([parent for parent in path.parents if not parent.exists()]):
         with suppress(FileExistsError):  # another process was faster
             parent.mkdir()
-            made.append(parent)
+            created.append(parent)
 
 
 def move_into_place(

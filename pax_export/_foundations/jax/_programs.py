@@ -51,20 +51,22 @@ def call_with_constants(
     if not (replaced and any(map(holds, jaxpr.eqns))):
         return eval_jaxpr(jaxpr, constants, *arguments)
 
-    def run(inner: Any, given: Sequence[Any]) -> list[Any]:
-        return call_with_constants(inner, replaced, given, keep_derivatives=keep_derivatives)
+    def run(inner: Any, operands: Sequence[Any]) -> list[Any]:
+        return call_with_constants(inner, replaced, operands, keep_derivatives=keep_derivatives)
 
-    def operate(equation: Any, given: list[Any]) -> Sequence[Any] | None:
+    def operate(equation: Any, operands: list[Any]) -> Sequence[Any] | None:
         is_kept = keep_derivatives and has_own_derivative(equation)
         if is_kept or not holds(equation):
-            return bind_equation(equation, given)
-        made = run_inside(equation, given, run)
+            return bind_equation(equation, operands)
+        results = run_inside(equation, operands, run)
         is_call = called_program(equation) is not None
-        return bind_equation(equation, given) if made is None and not is_call else made
+        return bind_equation(equation, operands) if results is None and not is_call else results
 
     # Since jax 0.12 a jaxpr may contain its constants.
-    held = () if getattr(jaxpr, "consts", ()) else constants
-    return interpret(jaxpr, (*held, *arguments), operate, constant=lambda x: replaced.get(id(x), x))
+    constants_of = () if getattr(jaxpr, "consts", ()) else constants
+    return interpret(
+        jaxpr, (*constants_of, *arguments), operate, constant=lambda x: replaced.get(id(x), x)
+    )
 
 
 def call_part(
@@ -111,32 +113,32 @@ def find_sparse(equation: Any) -> Callable[..., Any] | None:
 
 
 def run_inside(
-    equation: Any, given: Sequence[Any], run: Callable[[Any, Sequence[Any]], list[Any]]
+    equation: Any, operands: Sequence[Any], run: Callable[[Any, Sequence[Any]], list[Any]]
 ) -> list[Any] | None:
     """Evaluates a loop, branches or a remat, with ``run`` for each inner program.
 
     Operands may be pytrees. Returns None for other equations.
     """
     opened = _OPENED.get(equation.primitive.name)
-    return None if opened is None else opened(run, equation.params, list(given))
+    return None if opened is None else opened(run, equation.params, list(operands))
 
 
-def _expand_remat(run: Any, params: Any, given: list[Any]) -> list[Any]:
+def _expand_remat(run: Any, params: Any, operands: list[Any]) -> list[Any]:
     options = {key: params[key] for key in ("prevent_cse", "policy")}
-    return jax.checkpoint(lambda *values: run(params["jaxpr"], values), **options)(*given)
+    return jax.checkpoint(lambda *values: run(params["jaxpr"], values), **options)(*operands)
 
 
-def scan_operands(params: Any, given: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+def scan_operands(params: Any, operands: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
     """Splits the operands of a scan: constants of its body, the initial carry, the inputs."""
     if "ft_in" in params:  # since jax 0.12
-        constants, start, inputs = map(list, params["ft_in"].update(given).unpack())
+        constants, start, inputs = map(list, params["ft_in"].update(operands).unpack())
         return constants, start, inputs
     first, last = params["num_consts"], params["num_consts"] + params["num_carry"]
-    return list(given[:first]), list(given[first:last]), list(given[last:])
+    return list(operands[:first]), list(operands[first:last]), list(operands[last:])
 
 
-def _expand_scan(run: Any, params: Any, given: list[Any]) -> list[Any]:
-    constants, start, inputs = scan_operands(params, given)
+def _expand_scan(run: Any, params: Any, operands: list[Any]) -> list[Any]:
+    constants, start, inputs = scan_operands(params, operands)
 
     def body(carry: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
         results = run(params["jaxpr"], [*constants, *carry, *xs])
@@ -149,22 +151,22 @@ def _expand_scan(run: Any, params: Any, given: list[Any]) -> list[Any]:
     return [*carry, *ys]
 
 
-def _expand_while(run: Any, params: Any, given: list[Any]) -> list[Any]:
+def _expand_while(run: Any, params: Any, operands: list[Any]) -> list[Any]:
     first = params["cond_nconsts"]
     last = first + params["body_nconsts"]
 
     def holds(state: list[Any]) -> Any:
-        return run(params["cond_jaxpr"], [*given[:first], *state])[0]
+        return run(params["cond_jaxpr"], [*operands[:first], *state])[0]
 
     def body(state: list[Any]) -> list[Any]:
-        return run(params["body_jaxpr"], [*given[first:last], *state])
+        return run(params["body_jaxpr"], [*operands[first:last], *state])
 
-    return jax.lax.while_loop(holds, body, given[last:])
+    return jax.lax.while_loop(holds, body, operands[last:])
 
 
-def _expand_cond(run: Any, params: Any, given: list[Any]) -> list[Any]:
+def _expand_cond(run: Any, params: Any, operands: list[Any]) -> list[Any]:
     branches = [lambda *values, branch=branch: run(branch, values) for branch in params["branches"]]
-    return jax.lax.switch(given[0], branches, *given[1:])
+    return jax.lax.switch(operands[0], branches, *operands[1:])
 
 
 #: Rebuilds an equation from functions with their closed-over values as arguments; equations that

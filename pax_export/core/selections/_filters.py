@@ -262,7 +262,9 @@ def as_rule(value: object) -> Rule:
     if isinstance(value, (All, AnyOf, Not, list, tuple)):
         return _rule_of_several(value)
     if value is Param or value is State:
-        return lambda module, leaves: [kept is (value is Param) for kept in _parameter_mask(module)]
+        return lambda module, leaves: [
+            is_trained is (value is Param) for is_trained in _parameter_mask(module)
+        ]
     if isinstance(value, Node):
         return lambda module, leaves: _mask_of(module, value)
     if isinstance(value, Chosen):

@@ -185,8 +185,12 @@ class CachedReading(UncachedCall):
     def _in_order(self, kind: LayerKind) -> tuple:
         size = self.cache.max_length
         places = jnp.where(self.counted, self.positions, size)
-        held = jnp.arange(size, dtype=jnp.int32)[None, :]
-        return places, seen_in_order(held, self.positions, kind.window), self.bias(held)
+        positions_of_keys = jnp.arange(size, dtype=jnp.int32)[None, :]
+        return (
+            places,
+            seen_in_order(positions_of_keys, self.positions, kind.window),
+            self.bias(positions_of_keys),
+        )
 
     def _in_a_circle(self, kind: LayerKind) -> tuple:
         size = places_of(self.cache.window_keys)
@@ -194,10 +198,14 @@ class CachedReading(UncachedCall):
         slots = jnp.arange(size, dtype=jnp.int32)[None, :]
         # A slot has the last position written to it; negative: empty.
         newest = self.positions if _is_one(self.length) else self.start - 1
-        held = newest - (newest - slots) % size
+        positions_of_keys = newest - (newest - slots) % size
         if not _is_one(self.length):
-            held = jnp.concatenate((held, self.positions), 1)
-        return places, seen_in_order(held, self.positions, kind.window), self.bias(held)
+            positions_of_keys = jnp.concatenate((positions_of_keys, self.positions), 1)
+        return (
+            places,
+            seen_in_order(positions_of_keys, self.positions, kind.window),
+            self.bias(positions_of_keys),
+        )
 
 
 def _is_one(length: object) -> bool:

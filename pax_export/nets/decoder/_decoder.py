@@ -399,22 +399,22 @@ class Decoder(Module):
         rolls = [reading.rolls(kind) for kind in kinds]
         of_group = [sum(rolls), len(rolls) - sum(rolls)]
 
-        def call(layer: Any, h: Any, stores: tuple, group: Any, place: int) -> tuple:
-            before = rolls[:place].count(rolls[place])
-            index = group * of_group[0 if rolls[place] else 1] + before
+        def call(layer: Any, h: Any, stores: tuple, group: Any, number: int) -> tuple:
+            before = rolls[:number].count(rolls[number])
+            index = group * of_group[0 if rolls[number] else 1] + before
             after = stores
 
             def attend(attention: Any, x: Any) -> Any:
                 nonlocal after
-                heads, after = reading.attend(attention, x, kinds[place], index, stores)
+                heads, after = reading.attend(attention, x, kinds[number], index, stores)
                 return heads
 
             # Arrays that a policy widens inside a layer keep their dtype between layers.
             return layer(h, attend).astype(h.dtype), after
 
         def of_list(layers: Any, h: Any, stores: tuple, group: Any) -> tuple:
-            for place, layer in enumerate(layers):
-                h, stores = call(layer, h, stores, group, place)
+            for number, layer in enumerate(layers):
+                h, stores = call(layer, h, stores, group, number)
             return h, stores
 
         if not self.is_scanned:
@@ -499,17 +499,17 @@ class Decoder(Module):
             )
 
     def _check_room(self, cache: DecoderCache, counts: Any) -> None:
-        held = cache.lengths
+        old = cache.lengths
         room = cache.max_length
-        if is_tracer(held) or is_tracer(counts) or not isinstance(room, int):
+        if is_tracer(old) or is_tracer(counts) or not isinstance(room, int):
             return
-        needed = held + counts
+        needed = old + counts
         if needed.size and int(needed.max()) > room:
             row = int(needed.argmax())
             raise InvalidArgumentError(
                 "The cache is full: these tokens do not fit.",
                 where=f"Decoder(cache=...), row {row}",
-                got=f"{int(held[row])} tokens held and {int(counts[row])} more, for {room} places",
+                got=f"{int(old[row])} tokens held and {int(counts[row])} more, for {room} places",
                 write=f"lm.init_cache(batch, max_length={int(needed[row])}) or more",
             )
 

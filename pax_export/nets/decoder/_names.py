@@ -94,8 +94,8 @@ def _make_pieces(
              "attention.value": kv_size}  # fmt: skip
     for name, parts in names.fused.items():
         counts = [sizes.get(own, config.hidden_dim) for own in parts]
-        for place, own in enumerate(parts):
-            part = (sum(counts[:place]), counts[place], sum(counts))
+        for index, own in enumerate(parts):
+            part = (sum(counts[:index]), counts[index], sum(counts))
             for leaf in ("weight", "bias"):
                 transposed = names.transposed and leaf == "weight"
                 found[f"layers.{own}.{leaf}"] = SourceArray(

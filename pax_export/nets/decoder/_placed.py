@@ -28,8 +28,8 @@ class PlacedReading(UncachedCall):
         put: writes new vectors to a store, both ``[batch, kv_heads, places, head_size]``.
     """
 
-    def __init__(self, config: DecoderConfig, positions: Array, held: Array, put: Put):
-        self.held, self.put = held, put
+    def __init__(self, config: DecoderConfig, positions: Array, stores_of_layers: Array, put: Put):
+        self.held, self.put = stores_of_layers, put
         super().__init__(config, positions)
 
     @property
@@ -77,8 +77,10 @@ def read_placed(
         reading: makes the `PlacedReading` of a configuration.
         last: return the logits of the last token only.
     """
-    made = reading(lm.config)
+    attention = reading(lm.config)
     tokens = jnp.clip(tokens, 0, lm.config.vocab_size - 1)
-    held = tuple(map(tuple, stores))
-    h, (keys, values) = lm._through_layers(lm._embedded(tokens, made), held, made)
+    stores_of_layers = tuple(map(tuple, stores))
+    h, (keys, values) = lm._through_layers(
+        lm._embedded(tokens, attention), stores_of_layers, attention
+    )
     return lm._logits(lm.norm(h[:, -1:] if last else h)), keys, values

@@ -94,11 +94,11 @@ def check_ids(tokens: Array, lengths: Array | None, size: int | None, where: str
     if lengths is not None:
         outside &= np.arange(tokens.shape[1]) < np.asarray(lengths)[:, None]
     if outside.any():
-        row, place = (int(index[0]) for index in np.nonzero(outside))
+        row, column = (int(index[0]) for index in np.nonzero(outside))
         raise InvalidArgumentError(
             "A token is not in the vocabulary.",
-            where=f"{where}[{row}, {place}]",
-            got=str(tokens[row, place]),
+            where=f"{where}[{row}, {column}]",
+            got=str(tokens[row, column]),
             write="ids from the net's own tokenizer"
             + ("" if size is None else f", from 0 to {size - 1}"),
         )

@@ -76,22 +76,22 @@ def gguf_metadata(config: DecoderConfig, where: str) -> dict[str, Any]:
     """
     if config.family not in _KNOWN:
         raise no_such_net_error(config, TITLE, where, "")
-    made = {"general.architecture": config.family}
+    fields = {"general.architecture": config.family}
     own = {f"{config.family}.{name}": value for name, value in _gguf_keys(config).items()}
     try:
-        back = DecoderConfig.from_gguf({**made, **own})
+        back = DecoderConfig.from_gguf({**fields, **own})
     except InvalidArgumentError as error:
         raise no_such_net_error(config, TITLE, where, str(error.got)) from error
     # Stored with the tensors of a file.
-    said = ("tied", "vocab_size", *BIASES)
-    back = dataclasses.replace(back, **{name: getattr(config, name) for name in said})
+    omitted = ("tied", "vocab_size", *BIASES)
+    back = dataclasses.replace(back, **{name: getattr(config, name) for name in omitted})
     if config.rotary_scaling is not None and config.rotary_scaling.kind in ROTARY_TENSORS:
         back = dataclasses.replace(back, rotary_scaling=config.rotary_scaling)
     lacking = [name for name, is_lacking in _lacks(config).items() if is_lacking]
     if lacking:
         raise no_such_net_error(config, TITLE, where, ", ".join(lacking))
     check_same(config, back, TITLE, where)
-    return {**made, **own}
+    return {**fields, **own}
 
 
 def rotary_tensors(config: DecoderConfig) -> dict[str, np.ndarray]:
@@ -106,33 +106,35 @@ def rotary_tensors(config: DecoderConfig) -> dict[str, np.ndarray]:
 def _gguf_keys(config: DecoderConfig) -> dict[str, Any]:
     gpt2 = config.family == "gpt2"
     names = LAYER_NORM_GGUF_NAMES if config.family in LAYER_NORMS else GGUF_NAMES
-    made: dict[str, Any] = {"vocab_size": config.vocab_size}
-    made |= {key: getattr(config, n) for n, key in names.items() if not (gpt2 and key in OPTIONAL)}
-    made[names["norm_eps"]] = float(config.norm_eps)
+    fields: dict[str, Any] = {"vocab_size": config.vocab_size}
+    fields |= {
+        key: getattr(config, n) for n, key in names.items() if not (gpt2 and key in OPTIONAL)
+    }
+    fields[names["norm_eps"]] = float(config.norm_eps)
     if gpt2:
-        return made
-    made |= {
+        return fields
+    fields |= {
         "attention.value_length": config.head_size,
         "rope.dimension_count": config.rotary_size or config.head_size,
         "rope.freq_base": float(config.rotary_base),
     }
     scaling = config.rotary_scaling
     if scaling is not None and scaling.kind in ("longrope", "yarn"):
-        made["rope.scaling.original_context_length"] = scaling.original_length
+        fields["rope.scaling.original_context_length"] = scaling.original_length
     if scaling is not None and scaling.kind == "longrope":
-        made["rope.scaling.attn_factor"] = float(scaling.result_factor)
+        fields["rope.scaling.attn_factor"] = float(scaling.result_factor)
     if scaling is not None and scaling.kind in ("linear", "yarn"):
-        made |= {"rope.scaling.type": scaling.kind, "rope.scaling.factor": float(scaling.factor)}
+        fields |= {"rope.scaling.type": scaling.kind, "rope.scaling.factor": float(scaling.factor)}
     if config.family == "granite":
-        made |= {
+        fields |= {
             "embedding_scale": float(config.embed_scale), "logit_scale": 1.0 / config.logit_scale,
             "attention.scale": float(config.attention_scale or config.head_size**-0.5),
             "residual_scale": float(config.residual_scale),
         }  # fmt: skip
     windows = [kind for kind in config.kinds if kind.window is not None]
     if windows and config.family in ("gemma2", "gemma3"):
-        made["attention.sliding_window"] = windows[0].window
+        fields["attention.sliding_window"] = windows[0].window
         if config.family == "gemma3":
-            made["rope.freq_base_swa"] = float(windows[0].rotary_base or config.rotary_base)
+            fields["rope.freq_base_swa"] = float(windows[0].rotary_base or config.rotary_base)
     caps = {"attn": config.attention_softcap, "final": config.logit_softcap}
-    return made | {f"{k}_logit_softcapping": float(v) for k, v in caps.items() if v is not None}
+    return fields | {f"{k}_logit_softcapping": float(v) for k, v in caps.items() if v is not None}

@@ -48,13 +48,13 @@ def hf_config(config: DecoderConfig, where: str) -> dict[str, Any]:
         InvalidArgumentError: transformers has no such architecture.
     """
     target = config_of_hf(config)
-    made = _hf_keys(target) if target.family in _CLASSES else {}
+    fields = _hf_keys(target) if target.family in _CLASSES else {}
     try:
-        back = DecoderConfig.from_hf(made)
+        back = DecoderConfig.from_hf(fields)
     except InvalidArgumentError as error:
         raise no_such_net_error(config, "transformers", where, str(error.got)) from error
     check_same(target, back, "transformers", where)
-    return made
+    return fields
 
 
 def hf_pieces(config: DecoderConfig) -> Pieces:
@@ -119,18 +119,18 @@ def _hf_keys(config: DecoderConfig) -> dict[str, Any]:
     family = config.family
     kind = "gemma3_text" if family == "gemma3" else family
     head = _HEADS.get(family, "ForCausalLM")
-    made: dict[str, Any] = {"model_type": kind, "architectures": [_CLASSES[family] + head]}
+    fields: dict[str, Any] = {"model_type": kind, "architectures": [_CLASSES[family] + head]}
     names = FAMILY_NAMES.get(family, HF_NAMES)
-    made |= {key: getattr(config, name) for name, key in names.items()}
+    fields |= {key: getattr(config, name) for name, key in names.items()}
     if family == "gpt2":
         activation = _GPT2_WORDS.get(config.activation, config.activation)
-        return made | {"activation_function": activation}
-    made["rope_theta"] = config.rotary_base
+        return fields | {"activation_function": activation}
+    fields["rope_theta"] = config.rotary_base
     if config.rotary_scaling is not None:
-        made["rope_scaling"] = _rope_scaling(config.rotary_scaling)
+        fields["rope_scaling"] = _rope_scaling(config.rotary_scaling)
     activation = "hidden_activation" if family.startswith("gemma") else "hidden_act"
-    made[activation] = _WORDS[config.activation]
-    return made | _own_keys(config)
+    fields[activation] = _WORDS[config.activation]
+    return fields | _own_keys(config)
 
 
 def _own_keys(config: DecoderConfig) -> dict[str, Any]:
@@ -201,32 +201,32 @@ def _layer_types(config: DecoderConfig) -> list[str]:
 
 
 def _rope_scaling(scaling: RotaryScaling) -> dict[str, Any]:
-    made: dict[str, Any] = {"rope_type": scaling.kind, "factor": scaling.factor}
+    fields: dict[str, Any] = {"rope_type": scaling.kind, "factor": scaling.factor}
     if scaling.kind in ("llama3", "yarn", "longrope"):
-        made["original_max_position_embeddings"] = scaling.original_length
+        fields["original_max_position_embeddings"] = scaling.original_length
     if scaling.kind == "llama3":
-        made |= {"low_freq_factor": scaling.low, "high_freq_factor": scaling.high}
+        fields |= {"low_freq_factor": scaling.low, "high_freq_factor": scaling.high}
     if scaling.kind == "yarn":
-        made |= {"beta_slow": scaling.low, "beta_fast": scaling.high}
-        made["truncate"] = scaling.truncated
+        fields |= {"beta_slow": scaling.low, "beta_fast": scaling.high}
+        fields["truncate"] = scaling.truncated
     if scaling.kind == "longrope":
-        made |= {"short_factor": scaling.table, "long_factor": scaling.long_table}
+        fields |= {"short_factor": scaling.table, "long_factor": scaling.long_table}
     if scaling.kind in ("yarn", "longrope") and scaling.attention_factor is not None:
-        made["attention_factor"] = scaling.attention_factor
-    return made
+        fields["attention_factor"] = scaling.attention_factor
+    return fields
 
 
 def generation_config(defaults: GenerationDefaults, bos: int | None) -> Mapping[str, Any]:
     """The content of ``generation_config.json``."""
-    made: dict[str, Any] = {"bos_token_id": bos, "pad_token_id": defaults.pad}
-    made["eos_token_id"] = list(defaults.stop) if len(defaults.stop) != 1 else defaults.stop[0]
+    fields: dict[str, Any] = {"bos_token_id": bos, "pad_token_id": defaults.pad}
+    fields["eos_token_id"] = list(defaults.stop) if len(defaults.stop) != 1 else defaults.stop[0]
     if defaults.repetition_penalty != 1:
-        made["repetition_penalty"] = defaults.repetition_penalty
+        fields["repetition_penalty"] = defaults.repetition_penalty
     if defaults.do_sample:
-        made |= {"do_sample": True, "temperature": defaults.temperature, "top_k": defaults.top_k}
-        made["top_p"] = defaults.top_p
-        made |= {"min_p": defaults.min_p} if defaults.min_p else {}
-    return {name: value for name, value in made.items() if value not in (None, [])}
+        fields |= {"do_sample": True, "temperature": defaults.temperature, "top_k": defaults.top_k}
+        fields["top_p"] = defaults.top_p
+        fields |= {"min_p": defaults.min_p} if defaults.min_p else {}
+    return {name: value for name, value in fields.items() if value not in (None, [])}
 
 
 _NORMS = re.compile(r"(^|\.)(\w*_)?norm\.scale$")

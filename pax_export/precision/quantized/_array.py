@@ -150,8 +150,8 @@ class QuantizedArray(ArrayLike, StateModule):
     @property
     def stored(self) -> tuple[jax.Array, ...]:
         """Integers, scales, and zero points if there are any."""
-        held = (self.integers, self.scales, self.zeros)
-        return tuple(jnp.asarray(each) for each in held if each is not None)
+        arrays = (self.integers, self.scales, self.zeros)
+        return tuple(jnp.asarray(each) for each in arrays if each is not None)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -176,8 +176,8 @@ class QuantizedArray(ArrayLike, StateModule):
     @property
     def nbytes(self) -> int:
         """The size of integers, scales and zero points."""
-        held = (self.integers, self.scales, self.zeros)
-        return sum(each.nbytes for each in held if each is not None)
+        arrays = (self.integers, self.scales, self.zeros)
+        return sum(each.nbytes for each in arrays if each is not None)
 
     def dequantized(self) -> jax.Array:
         """Returns the represented array."""

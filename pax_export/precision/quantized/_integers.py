@@ -56,9 +56,9 @@ def packed(integers: object, axis: int) -> Any:
 
 def halves(integers: Any, axis: int) -> tuple[Any, Any]:
     """The low and the high integers of packed bytes, grouped: ``[..., groups, 16, ...]``."""
-    place = integers.ndim + axis
+    leading = integers.ndim + axis
     shape = integers.shape
-    return low_and_high(integers.reshape(*shape[:place], -1, _HALF, *shape[place + 1 :]))
+    return low_and_high(integers.reshape(*shape[:leading], -1, _HALF, *shape[leading + 1 :]))
 
 
 def low_and_high(integers: Any) -> tuple[Any, Any]:
@@ -89,25 +89,25 @@ def dequantized(integers: Any, scales: Any, *zeros: Any, form: Form) -> Any:
     numbers, scales = integers.astype(jnp.float32), scales.astype(jnp.float32)
     if form.group is None:
         return (numbers * scales).astype(form.dtype)
-    place = numbers.ndim + form.axis
+    leading = numbers.ndim + form.axis
     shape = numbers.shape
-    grouped = numbers.reshape(*shape[:place], -1, form.group, *shape[place + 1 :])
+    grouped = numbers.reshape(*shape[:leading], -1, form.group, *shape[leading + 1 :])
     for each in zeros:
         grouped = grouped - scales_per_group(each, form.axis).astype(jnp.float32)
     return (grouped * scales_per_group(scales, form.axis)).reshape(shape).astype(form.dtype)
 
 
 def _split(array: Any, axis: int, size: int) -> tuple[Any, Any]:
-    place, shape = array.ndim + axis, array.shape
-    grouped = array.reshape(*shape[:place], -1, 2, size, *shape[place + 1 :])
-    taken = (slice(None),) * (place + 1)
-    return grouped[(*taken, 0)], grouped[(*taken, 1)]
+    leading, shape = array.ndim + axis, array.shape
+    grouped = array.reshape(*shape[:leading], -1, 2, size, *shape[leading + 1 :])
+    leading_slices = (slice(None),) * (leading + 1)
+    return grouped[(*leading_slices, 0)], grouped[(*leading_slices, 1)]
 
 
 def _joined(array: Any, axis: int) -> Any:
-    place = array.ndim - 1 + axis
+    leading = array.ndim - 1 + axis
     shape = array.shape
-    return array.reshape(*shape[:place], -1, *shape[place + 2 :])
+    return array.reshape(*shape[:leading], -1, *shape[leading + 2 :])
 
 
 # --- products with quantized matrices on GPUs -----------------------------------------
@@ -125,14 +125,14 @@ def product_on_gpu(
     x, rows = x.astype(dtype), math.prod(x.shape[:-1])
     if layout.group is None and scales[0].shape[contracted] == 1:
         of_outputs = scales[0].astype(jnp.float32).reshape(-1)
-        made = _dot(x, integers.astype(dtype), contracted) * of_outputs
+        product = _dot(x, integers.astype(dtype), contracted) * of_outputs
     elif layout.bits == 8 or layout.axis != contracted:
-        made = _dot(x, dequantized(integers, *scales, form=layout).astype(dtype), contracted)
+        product = _dot(x, dequantized(integers, *scales, form=layout).astype(dtype), contracted)
     elif isinstance(rows, int) and rows == 1:
-        made = _sum_of_groups(x, integers, scales, contracted)
+        product = _sum_of_groups(x, integers, scales, contracted)
     else:
-        made = _two_products(x, integers, scales, contracted, dtype)
-    return made.astype(dtype)
+        product = _two_products(x, integers, scales, contracted, dtype)
+    return product.astype(dtype)
 
 
 def _dot(x: jax.Array, weight: jax.Array, contracted: int) -> jax.Array:
@@ -162,9 +162,9 @@ def _two_products(
     """A product with the low halves of all groups, and one with the high ones."""
     by_group, *zeros = (each.astype(jnp.float32) for each in scales)
     grouped = x.reshape(*x.shape[:-1], -1, 2, GROUP // 2)
-    made: Any = 0.0
-    for place, half in enumerate(_numbers(integers, zeros, axis)):
+    product: Any = 0.0
+    for leading, half in enumerate(_numbers(integers, zeros, axis)):
         scaled = (half * scales_per_group(by_group, axis)).astype(dtype)
-        part = grouped[..., place, :].reshape(*x.shape[:-1], -1)
-        made = made + _dot(part, scaled.reshape(integers.shape), axis)
-    return made
+        part = grouped[..., leading, :].reshape(*x.shape[:-1], -1)
+        product = product + _dot(part, scaled.reshape(integers.shape), axis)
+    return product

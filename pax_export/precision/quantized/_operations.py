@@ -133,8 +133,8 @@ def plain_pointwise(x: jax.Array, kernel: jax.Array, channels: int) -> jax.Array
 
 def _pointwise_in_blocks(x: jax.Array, *stored: jax.Array, channels: int, **form: Any) -> jax.Array:
     integers, *scales = (each.reshape(each.shape[-2:]) for each in stored)
-    made = blockwise(jnp.moveaxis(x, channels, -1), integers, scales, Form(**form), -2)
-    return jnp.moveaxis(made, -1, channels)
+    result = blockwise(jnp.moveaxis(x, channels, -1), integers, scales, Form(**form), -2)
+    return jnp.moveaxis(result, -1, channels)
 
 
 _pointwise = primitive("pointwise_convolution", decomposed_pointwise, cpu=_pointwise_in_blocks)
@@ -164,18 +164,18 @@ def _jvp_of(
 ) -> Callable[..., Any]:
     """Returns the JVP rule of an operation whose operand number `scales` has the scales."""
 
-    def jvp(primals: Any, tangents: Any, **told: Any) -> tuple[Any, Any]:
-        made = primitive.bind(*primals, **told)
+    def jvp(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
+        result = primitive.bind(*primals, **params)
         x_dot = None
         if of_x is not None and not is_zero(tangents[0]):
-            x_dot = of_x(tangents[0], *primals[1:], **told)
+            x_dot = of_x(tangents[0], *primals[1:], **params)
         s_dot = None
         if not is_zero(tangents[scales]):
             others = (*primals[:scales], tangents[scales], *primals[scales + 1 :])
-            s_dot = of_scales(*others, **told)
+            s_dot = of_scales(*others, **params)
         if x_dot is None and s_dot is None:
-            return made, jnp.zeros_like(made)
-        return made, _sum(x_dot, s_dot).astype(made.dtype)
+            return result, jnp.zeros_like(result)
+        return result, _sum(x_dot, s_dot).astype(result.dtype)
 
     return jvp
 
@@ -192,15 +192,15 @@ ad.primitive_jvps[_rows] = _jvp_of(_rows, None, few_rows, 2)
 def _batched(primitive: Any, plain: Callable[..., Any], leading: bool | None) -> Callable[..., Any]:
     """The rule of `jax.vmap`: where only the first operand is mapped, one more leading axis."""
 
-    def batch(operands: Any, axes: Any, **told: Any) -> tuple[Any, int]:
+    def batch(operands: Any, axes: Any, **params: Any) -> tuple[Any, int]:
         of_first, *of_others = axes  # None: not mapped
         if leading and of_first is not None and set(of_others) == {None}:
             first = jnp.moveaxis(operands[0], axes[0], 0)
-            return primitive.bind(first, *operands[1:], **told), 0
+            return primitive.bind(first, *operands[1:], **params), 0
         if leading is False and None not in axes:  # integers and scales of several arrays
             moved = [jnp.moveaxis(each, axis, 0) for each, axis in zip(operands, axes)]
-            return primitive.bind(*moved, **told), 0
-        return jax.vmap(functools.partial(plain, **told), axes)(*operands), 0
+            return primitive.bind(*moved, **params), 0
+        return jax.vmap(functools.partial(plain, **params), axes)(*operands), 0
 
     return batch
 
@@ -241,10 +241,10 @@ def blockwise(
     flat = x.reshape(-1, x.shape[-1]).astype(jnp.float32)
     whole = form._replace(dtype="float32")
     if contracted == -2:
-        made = _over_rows(flat, integers, scales, whole)
+        result = _over_rows(flat, integers, scales, whole)
     else:
-        made = _over_outputs(flat, integers, scales, whole)
-    return made.reshape(*x.shape[:-1], made.shape[-1]).astype(dtype)
+        result = _over_outputs(flat, integers, scales, whole)
+    return result.reshape(*x.shape[:-1], result.shape[-1]).astype(dtype)
 
 
 def _are_few(rows: object) -> bool:
@@ -275,8 +275,10 @@ def _over_rows(x: Array, integers: Any, scales: Sequence[Any], form: Form) -> An
     else:
         rest = width % _WIDE
         of_block = functools.partial(_of_columns, x, stored, form)
-        made = jax.lax.map(lambda first: of_block(first, _WIDE), jnp.arange(0, width - rest, _WIDE))
-        total = made.transpose(1, 0, 2).reshape(x.shape[0], width - rest)
+        result = jax.lax.map(
+            lambda first: of_block(first, _WIDE), jnp.arange(0, width - rest, _WIDE)
+        )
+        total = result.transpose(1, 0, 2).reshape(x.shape[0], width - rest)
         if rest:
             total = jnp.concatenate([total, of_block(width - rest, rest)], 1)
     return total * scales[0].astype(jnp.float32) if by_column else total
@@ -297,17 +299,17 @@ def _by_groups(x: Array, stored: Sequence[Any], form: Form) -> Any:
     parts = [each[:, :cut].reshape(x.shape[0], *rows.shape[:3]) for each in _parts(x, form)]
     total: Any = 0.0
     scale, *zeros = (each.astype(jnp.float32)[:, None] for each in scales or [jnp.ones((1, 1))])
-    for place in range(count):
-        for part, own in zip(parts, _halves(rows[:, :, place], form)):
+    for index in range(count):
+        for part, own in zip(parts, _halves(rows[:, :, index], form)):
             own = own.astype(jnp.float32) - (zeros[0] if zeros else 0)
-            total = total + part[..., place, None] * own
+            total = total + part[..., index, None] * own
     # Apart, and by a product: XLA computes sums over rows slowly.
     total = jax.lax.optimization_barrier(total * scale)
     total = total.reshape(x.shape[0], cut // count, width)
-    made = jnp.einsum("g,bgn->bn", jnp.ones(total.shape[1]), total)
+    result = jnp.einsum("g,bgn->bn", jnp.ones(total.shape[1]), total)
     if cut < integers.shape[0]:
-        made = made + x[:, cut:] @ integers[cut:].astype(jnp.float32)
-    return made
+        result = result + x[:, cut:] @ integers[cut:].astype(jnp.float32)
+    return result
 
 
 def _row_by_row(x: Array, stored: Sequence[Any], form: Form) -> Any:
@@ -325,8 +327,8 @@ def _row_by_row(x: Array, stored: Sequence[Any], form: Form) -> Any:
         for part, numbers in zip(parts, _halves(own, form)):
             numbers = numbers.astype(jnp.float32) - (zeros[0] if zeros else 0)
             some = jax.lax.dynamic_slice_in_dim(part, row, count, 1)
-            for place in range(count):
-                product = product + some[:, place : place + 1] * numbers[place : place + 1]
+            for index in range(count):
+                product = product + some[:, index : index + 1] * numbers[index : index + 1]
         return total + product * scale, None
 
     size = integers.shape[0]
@@ -343,7 +345,7 @@ def _parts(x: Array, form: Form) -> list[Any]:
     if form.bits == 8:
         return [x]
     apart = x.reshape(x.shape[0], -1, 2, GROUP // 2)
-    return [apart[:, :, place].reshape(x.shape[0], -1) for place in (0, 1)]
+    return [apart[:, :, index].reshape(x.shape[0], -1) for index in (0, 1)]
 
 
 def _halves(integers: Any, form: Form) -> tuple[Any, ...]:
@@ -358,8 +360,8 @@ def _of_columns(x: Array, stored: Sequence[Any], form: Form, first: Any, width: 
         own = []
         for each in stored:
             fewer = size // each.shape[0]  # packed integers, and scales of groups
-            taken = (count // fewer, width)
-            own.append(jax.lax.dynamic_slice(each, (row // fewer, first), taken))
+            chunk = (count // fewer, width)
+            own.append(jax.lax.dynamic_slice(each, (row // fewer, first), chunk))
         return _times_block(jax.lax.dynamic_slice_in_dim(x, row, count, 1), own, form)
 
     if size <= block:
@@ -380,20 +382,20 @@ def _times_block(x: Array, stored: Sequence[Any], form: Form) -> Any:
     parts, numbers = _parts(x, form), _halves(integers, form)  # products of half the length
     of_group = GROUP // len(parts)
     by_group, *zeros = (_each_of_group(each, form.axis, of_group) for each in scales)
-    made = None
+    result = None
     for part, own in zip(parts, numbers):
         own = own.astype(jnp.float32)
         own = (own - zeros[0] if zeros else own) * by_group
         product = plain_dot(part, own, form.axis)
-        made = product if made is None else made + product
-    return made
+        result = product if result is None else result + product
+    return result
 
 
 def _each_of_group(scales: Any, axis: int, size: int) -> Any:
     """The scale of each element."""
-    place = scales.ndim + axis + 1
+    index = scales.ndim + axis + 1
     wide = jnp.broadcast_to(
-        jnp.expand_dims(scales, place), (*scales.shape[:place], size, *scales.shape[place:])
+        jnp.expand_dims(scales, index), (*scales.shape[:index], size, *scales.shape[index:])
     )
     if axis == -2:
         return wide.reshape(-1, scales.shape[1])
@@ -408,18 +410,18 @@ def _times_table_row(x: Array, integers: Any, scales: Sequence[Any], form: Form,
     """
     scale, *zeros = (each.astype(jnp.float32) for each in scales)
     total: Any = 0.0
-    for place, given in enumerate(x.reshape(integers.shape[1] // lanes, -1, lanes)):
-        of_group = slice(place, place + 1) if form.group else slice(None)
+    for index, numbers in enumerate(x.reshape(integers.shape[1] // lanes, -1, lanes)):
+        of_group = slice(index, index + 1) if form.group else slice(None)
         product: Any = 0.0
         for some, own in zip(
-            given, _halves(integers[:, place * lanes : (place + 1) * lanes], form)
+            numbers, _halves(integers[:, index * lanes : (index + 1) * lanes], form)
         ):
             own = own.astype(jnp.float32)
             product = product + (own - zeros[0][:, of_group] if zeros else own) * some
         total = total + (product * scale[:, of_group] if form.group else product)
     # A product: jax 0.10 computes a sum of lanes ten times as slowly.
-    made = (jax.lax.optimization_barrier(total) @ jnp.ones(lanes))[None]
-    return made if form.group else made * scale.T
+    result = (jax.lax.optimization_barrier(total) @ jnp.ones(lanes))[None]
+    return result if form.group else result * scale.T
 
 
 def _lanes(size: int, form: Form) -> int | None:
@@ -439,11 +441,11 @@ def _over_outputs(x: Array, integers: Any, scales: Sequence[Any], form: Form) ->
     block = _block(size, x.shape[-1], x.shape[0])
     count = size // block
 
-    def multiplied(given: Any) -> Any:
+    def multiplied(numbers: Any) -> Any:
         if form.group is None:
-            own, of_own = given
+            own, of_own = numbers
             return (x @ own.astype(jnp.float32).T) * of_own.astype(jnp.float32).T
-        return _times_block(x, given, form)
+        return _times_block(x, numbers, form)
 
     stored = (integers, *scales)
     if count < 2:
@@ -453,8 +455,8 @@ def _over_outputs(x: Array, integers: Any, scales: Sequence[Any], form: Form) ->
     def blocks(array: Any) -> Any:
         return array[:cut].reshape(count, block, array.shape[1])
 
-    made = jax.lax.map(multiplied, tuple(map(blocks, stored)))
-    made = made.transpose(1, 0, 2).reshape(-1, cut)
+    result = jax.lax.map(multiplied, tuple(map(blocks, stored)))
+    result = result.transpose(1, 0, 2).reshape(-1, cut)
     if cut == size:
-        return made
-    return jnp.concatenate([made, multiplied([each[cut:] for each in stored])], 1)
+        return result
+    return jnp.concatenate([result, multiplied([each[cut:] for each in stored])], 1)

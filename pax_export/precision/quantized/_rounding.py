@@ -18,24 +18,24 @@ from pax_export.core import StateModule
 
 def primitive(name: str, plain: Callable[..., Any], **on_platforms: Callable[..., Any]) -> Any:
     """A primitive with one result, lowered as a function of jax; as others where they are named."""
-    made = Primitive(name)
+    primitive = Primitive(name)
 
-    @made.def_abstract_eval
-    def result(*operands: Any, **told: Any) -> Any:
+    @primitive.def_abstract_eval
+    def result(*operands: Any, **params: Any) -> Any:
         structs = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in operands]
-        (made,) = jax.make_jaxpr(functools.partial(plain, **told))(*structs).out_avals
-        return made
+        (primitive,) = jax.make_jaxpr(functools.partial(plain, **params))(*structs).out_avals
+        return primitive
 
     @functools.partial(jax.jit, static_argnames="told")
-    def run(*operands: Any, told: tuple[tuple[str, Any], ...]) -> Any:
-        return made.bind(*operands, **dict(told))
+    def run(*operands: Any, params: tuple[tuple[str, Any], ...]) -> Any:
+        return primitive.bind(*operands, **dict(params))
 
-    made.def_impl(lambda *operands, **told: run(*operands, told=tuple(told.items())))
-    mlir.register_lowering(made, mlir.lower_fun(plain, multiple_results=False))
+    primitive.def_impl(lambda *operands, **params: run(*operands, params=tuple(params.items())))
+    mlir.register_lowering(primitive, mlir.lower_fun(plain, multiple_results=False))
     for platform, function in on_platforms.items():
         lowering = mlir.lower_fun(function, multiple_results=False)
-        mlir.register_lowering(made, lowering, platform=platform)
-    return made
+        mlir.register_lowering(primitive, lowering, platform=platform)
+    return primitive
 
 
 def is_zero(tangent: Any) -> bool:
@@ -137,19 +137,19 @@ _round_rows = primitive("round_rows", round_rows)
 def straight_through(of: Any) -> Any:
     """Gradients pass by the rounding; scales have none."""
 
-    def jvp(primals: Any, tangents: Any, **told: Any) -> tuple[Any, Any]:
-        made = of.bind(*primals, **told)
-        return made, jnp.zeros_like(made) if is_zero(tangents[0]) else tangents[0]
+    def jvp(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
+        primitive = of.bind(*primals, **params)
+        return primitive, jnp.zeros_like(primitive) if is_zero(tangents[0]) else tangents[0]
 
     return jvp
 
 
 def batched(of: Any, plain: Any) -> Any:
-    def batch(operands: Any, mapped: Any, /, **told: Any) -> tuple[Any, int]:
+    def batch(operands: Any, mapped: Any, /, **params: Any) -> tuple[Any, int]:
         if all(axis is None for axis in mapped[1:]):
             x = jnp.moveaxis(operands[0], mapped[0], 0)
-            return of.bind(x, *operands[1:], **told), 0
-        return jax.vmap(functools.partial(plain, **told), mapped)(*operands), 0
+            return of.bind(x, *operands[1:], **params), 0
+        return jax.vmap(functools.partial(plain, **params), mapped)(*operands), 0
 
     return batch
 

@@ -35,16 +35,16 @@ TOLERANCE = 1e-4
 class _Reference:
     """``(inputs, outputs)`` of the original net, with ``call(net, *inputs)`` as a third item."""
 
-    def __init__(self, given: object, tolerance: float):
-        if not isinstance(given, (tuple, list)) or len(given) not in (2, 3):
+    def __init__(self, origin: object, tolerance: float):
+        if not isinstance(origin, (tuple, list)) or len(origin) not in (2, 3):
             raise InvalidArgumentTypeError(
                 "adopt(reference=): expected inputs and outputs.",
                 where="adopt(reference=)",
-                got=f"{type(given).__name__}: {given!r}"[:200],
+                got=f"{type(origin).__name__}: {origin!r}"[:200],
                 write="reference=(inputs, outputs), or (inputs, outputs, call) with "
                 "call(net, *inputs)",
             )
-        inputs, self._outputs, *call = given
+        inputs, self._outputs, *call = origin
         self._inputs = tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
         self._tolerance, self.tried = tolerance, 0
         function = pure(call[0] if call else lambda net, *inputs: net(*inputs))
@@ -322,26 +322,28 @@ def report_of(
         for path, own in leaves.items()
         if path in choice.recipe
     )  # fmt: skip
-    made = study.wanted.counters | study.wanted.zeros
-    kept = tuple(path for path in leaves if path not in choice.recipe and path not in made)
+    constants = study.wanted.counters | study.wanted.zeros
+    unchanged = tuple(
+        path for path in leaves if path not in choice.recipe and path not in constants
+    )
     return AdoptionReport(
-        source.where, source.kind, choice.origin, rows, tuple(study.wanted.counters), kept,
+        source.where, source.kind, choice.origin, rows, tuple(study.wanted.counters), unchanged,
         (*study.ignored, *study.counters), tuple(study.constants), study.tied, tried,
         tuple(study.wanted.zeros), choice,
     )  # fmt: skip
 
 
 def _possible_study(
-    net: PyTree, given: object, file: Source, options: Options
+    net: PyTree, origin: object, file: Source, options: Options
 ) -> tuple[Study, Source]:
     """A study with a way to fill the module; raises, with patterns for ``ignore=`` that help."""
-    study, version = best_study(net, given, file, options)
+    study, version = best_study(net, origin, file, options)
     if study.possible:
         return study, version
 
     def possible(patterns: tuple[str, ...]) -> bool:
         less = replace(options, ignore=(*options.ignore, *patterns))
-        return bool(best_study(net, given, file, less)[0].possible)
+        return bool(best_study(net, origin, file, less)[0].possible)
 
     unknown = [name for name in version.entries if name not in study.ignored]
     raise _refusals.impossible_error(study, version, ways_out(unknown, possible))
@@ -370,7 +372,7 @@ def ways_out(
     found = [patterns for patterns in one if possible(patterns)]
     if found or len(nets) != len(parts) or len(nets) < 3:
         return found
-    most = [tuple([_pattern_below(at) for at in nets if at != kept]) for kept in nets]
+    most = [tuple([_pattern_below(at) for at in nets if at != unchanged]) for unchanged in nets]
     return [patterns for patterns in most if possible(patterns)]
 
 

@@ -32,8 +32,8 @@ class Piece:
 
     def then(self, *steps: Step, says: str = "") -> Piece:
         """The same with more steps."""
-        said = ", ".join(part for part in (self.says, says) if part)
-        return replace(self, steps=self.steps + steps, says=said)
+        text = ", ".join(part for part in (self.says, says) if part)
+        return replace(self, steps=self.steps + steps, says=text)
 
     @property
     def part_shape(self) -> Shape:
@@ -59,18 +59,18 @@ class Piece:
             room=None if self.room is None else (*sizes, *self.room),
         )
 
-    def into(self, place: LeafPart) -> Piece:
+    def into(self, part: LeafPart) -> Piece:
         """The same for a part of a leaf instead of a whole one."""
-        put = place.index
+        put = part.index
         if self.put is not None:  # a part of the part, for one of several layers
-            put = (*put[: len(place.room) - len(self.put)], *self.put)
-        region = shape_of(place.room, put)
-        piece = self.then(*place.steps, says=place.says)
-        if region == place.room:  # the whole array, for one layer that is a stack
+            put = (*put[: len(part.room) - len(self.put)], *self.put)
+        region = shape_of(part.room, put)
+        piece = self.then(*part.steps, says=part.says)
+        if region == part.room:  # the whole array, for one layer that is a stack
             return piece if piece.after == region else piece.then(("reshape", region))
         if piece.after != region:
             piece = piece.then(("reshape", region))
-        return replace(piece, put=put, room=place.room)
+        return replace(piece, put=put, room=part.room)
 
     @property
     def after(self) -> Shape:
@@ -90,8 +90,8 @@ class LeafPart:
 
 def shape_of(shape: Shape, index: Index) -> Shape:
     """Returns the shape of an array indexed by slices."""
-    taken = [len(range(*one.indices(size))) for one, size in zip(index, shape)]
-    return (*taken, *shape[len(taken) :])
+    sizes = [len(range(*one.indices(size))) for one, size in zip(index, shape)]
+    return (*sizes, *shape[len(sizes) :])
 
 
 class _Kind(NamedTuple):
@@ -140,8 +140,8 @@ def _canonical_steps(shape: Shape, steps: Sequence[Step]) -> tuple:
         elif step[0] == "flip":
             axes = [axis for axis in step[1] if shape[axis] != 1]
             if axes:
-                kept = [axis for axis in range(len(shape)) if shape[axis] != 1]
-                found.append(("flip", tuple(kept.index(axis) for axis in axes)))
+                real_axes = [axis for axis in range(len(shape)) if shape[axis] != 1]
+                found.append(("flip", tuple(real_axes.index(axis) for axis in axes)))
         elif step[0] == "reshape":
             if squeeze_shape(shape) != squeeze_shape(after):
                 found.append(("reshape", squeeze_shape(shape), squeeze_shape(after)))

@@ -66,9 +66,9 @@ def assign_groups(layers: Sequence[Layer], groups: Sequence[Group], fits: Fits) 
     """Gives each group to a layer, as far as that is decided."""
     outcome = Outcome()
     waiting: list[Component] = []
-    told = _user_choice(layers, groups, fits)
-    outcome.pairs += told
-    done = {one for pair in told for one in pair}
+    chosen = _user_choice(layers, groups, fits)
+    outcome.pairs += chosen
+    done = {one for pair in chosen for one in pair}
     rest = [layer for layer in layers if layer not in done]
     others = [group for group in groups if group not in done]
     for component in _find_components(rest, others, fits):
@@ -165,8 +165,8 @@ def _by_words(items: Sequence[Any], apart: bool = False) -> dict[tuple[str, ...]
     for item in items:
         words = item.name.words
         if apart and "#" in words:
-            place = len(words) - 1 - words[::-1].index("#")
-            words = (*words[:place], str(item.name.numbers[-1]), *words[place + 1 :])
+            index = len(words) - 1 - words[::-1].index("#")
+            words = (*words[:index], str(item.name.numbers[-1]), *words[index + 1 :])
         found.setdefault(words, []).append(item)
     for same in found.values():
         same.sort(key=lambda item: item.name.numbers)
@@ -229,8 +229,8 @@ def _decide_by_words(
     found = list(itertools.islice(find_matchings(chosen), 2))
     norms = {own: layers for own, layers in ours.items() if is_norm(layers[0])}
     if len(found) > 1:
-        told = _told_by_order({own: chosen[own] for own in norms})
-        ordered, found = set(told), list(itertools.islice(find_matchings(chosen | told), 2))
+        by_order = _told_by_order({own: chosen[own] for own in norms})
+        ordered, found = set(by_order), list(itertools.islice(find_matchings(chosen | by_order), 2))
     if len(found) != 1 or len(found[0]) != len(ours):
         return False
     if any(own not in wished[other] for own, other in found[0].items()):
@@ -253,13 +253,13 @@ def _decide_by_words(
 
 def _told_by_order(chosen: Mapping[Any, list[Any]]) -> dict[Any, list[Any]]:
     """Assigns norms of a block that may swap by their order."""
-    told: dict[Any, list[Any]] = {}
+    by_order: dict[Any, list[Any]] = {}
     for options in chosen.values():
         same = [own for own, those in chosen.items() if those and set(those) <= set(options)]
-        if len(same) == len(options) > 1 and not told.keys() & set(same):
+        if len(same) == len(options) > 1 and not by_order.keys() & set(same):
             pairs = zip(sort_norms(same) or (), sort_norms(options) or ())
-            told |= {own: [other] for own, other in pairs}
-    return told
+            by_order |= {own: [other] for own, other in pairs}
+    return by_order
 
 
 def _fit_by_numbers(
@@ -393,8 +393,8 @@ def find_ways(component: Component) -> Iterator[Pairs]:
     if all(map(component.fits, component.layers, in_order)):
         yield list(zip(component.layers, in_order))
     options = {
-        place: [n for n, group in enumerate(component.groups) if component.fits(layer, group)]
-        for place, layer in enumerate(component.layers)
+        index: [n for n, group in enumerate(component.groups) if component.fits(layer, group)]
+        for index, layer in enumerate(component.layers)
     }
     for way in filter(None, find_matchings(options)):
         yield [(component.layers[a], component.groups[b]) for a, b in way.items()]

@@ -45,17 +45,17 @@ def with_flattened(
     options: Mapping[tuple[Layer, Group], list[Recipe]],
     layers: Sequence[Layer],
     origin: str,
-    told: Told,
+    chosen: Told,
 ) -> dict[tuple[Layer, Group], list[Recipe]]:
     """Adds the recipes that permute the inputs of a dense layer behind a flatten."""
     found = dict(options)
-    if told == AS_IT_IS or origin not in _CHANNELS_FIRST:
+    if chosen == AS_IT_IS or origin not in _CHANNELS_FIRST:
         return found
-    order = {layer: place for place, layer in enumerate(layers)}
+    order = {layer: index for index, layer in enumerate(layers)}
     pairs = sorted(options, key=lambda pair: order[pair[0]])
     sizes = [each for pair in pairs for each in _find_sizes(*pair, order[pair[0]])]
     own = {each.layer: each for each in reversed(sizes)}
-    counts = {} if isinstance(told, str) or told is None else told
+    counts = {} if isinstance(chosen, str) or chosen is None else chosen
     for pair in options:
         layer, mine, said = pair[0], own.get(pair[0]), counts.get(pair[0].path)
         channels = {
@@ -80,7 +80,7 @@ def with_flattened(
                  for path, pieces in recipe.items()}
                 for recipe in found[pair] for count in numbers
             ]  # fmt: skip
-            only = said is not None or told == FIRST
+            only = said is not None or chosen == FIRST
             found[pair] = others if others and only else [*found[pair], *others]
     return found
 
@@ -91,11 +91,11 @@ def flattened_channels(recipe: Recipe) -> int | None:
     return next((int(each[1]) for each in found if each), None)
 
 
-def _find_sizes(layer: Layer, group: Group, place: int) -> Iterator[_Sizes]:
+def _find_sizes(layer: Layer, group: Group, index: int) -> Iterator[_Sizes]:
     kind, there = layer.kind, group.place
     if kind in _CELLS:
         inputs, hidden, _ = layer.options
-        yield _Sizes(layer, kind, inputs, hidden, place, there)
+        yield _Sizes(layer, kind, inputs, hidden, index, there)
         return
     leaf = layer.leaves.get(WEIGHT)
     if leaf is None or not leaf.shape:
@@ -107,21 +107,21 @@ def _find_sizes(layer: Layer, group: Group, place: int) -> Iterator[_Sizes]:
         shape = list(group.parts[WEIGHT].shape)
         kind, shape = "linear" if len(shape) == 2 else "conv", shape[2:] + shape[1::-1]
     if kind == "batch_norm" and len(shape) > 3:  # of images: its size is one of channels
-        yield _Sizes(layer, "conv", shape[-1], shape[-1], place, there)
+        yield _Sizes(layer, "conv", shape[-1], shape[-1], index, there)
     elif is_norm(layer) or kind == "batch_norm":
-        yield _Sizes(layer, "norm", shape[-1], shape[-1], place, there)
+        yield _Sizes(layer, "norm", shape[-1], shape[-1], index, there)
     elif kind == "conv":
         groups = layer.options[0] if layer.options else 1
-        yield _Sizes(layer, kind, shape[-2] * groups, shape[-1], place, there)
+        yield _Sizes(layer, kind, shape[-2] * groups, shape[-1], index, there)
     elif kind == "conv_transpose":
-        yield _Sizes(layer, "conv", shape[-1], shape[-2], place, there)
+        yield _Sizes(layer, "conv", shape[-1], shape[-2], index, there)
     elif len(shape) > 1:
-        yield _Sizes(layer, kind, shape[-2], shape[-1], place, there)
+        yield _Sizes(layer, kind, shape[-2], shape[-1], index, there)
 
 
 def _possible_channels(mine: _Sizes, sizes: Sequence[_Sizes], outputs: bool) -> list[int]:
     """Returns the possible numbers of channels before a flatten, for a layer's input or output."""
-    layer, place, size = mine.layer, mine.place, mine.outputs if outputs else mine.inputs
+    layer, index, size = mine.layer, mine.place, mine.outputs if outputs else mine.inputs
     if mine.kind not in (("linear",) if outputs else ("linear", "norm", *_CELLS)):
         return []
     if layer.stack is not None and layer.kind != "free":
@@ -132,14 +132,14 @@ def _possible_channels(mine: _Sizes, sizes: Sequence[_Sizes], outputs: bool) -> 
     dense = [each for each in sizes if each.kind not in ("conv", "norm")]
     if outputs:
         images = {each.inputs for each in convs}  # an image may have a part of this size
-        after = {each.inputs for each in dense if each.place > place}
+        after = {each.inputs for each in dense if each.place > index}
         if any(part == size or _is_split(size, part) for part in after - images):
             return []
-        found = [each.inputs for each in convs if each.place > place]
+        found = [each.inputs for each in convs if each.place > index]
     else:
-        if any(each.place < place and _may_return(each, size) for each in dense):
+        if any(each.place < index and _may_return(each, size) for each in dense):
             return []
-        before = [each for each in convs if each.place < place or each.there < mine.there]
+        before = [each for each in convs if each.place < index or each.there < mine.there]
         found = [each.outputs for each in reversed(before)]
     return list(dict.fromkeys(count for count in found if count > 1 and size % count == 0))
 

@@ -86,7 +86,7 @@ def is_conv1d_of_transformers(group: Group) -> bool:
 
 
 def group_arrays(
-    source: Source, names: Iterable[str], told: Mapping[str, tuple[str, str]], alone: bool = False
+    source: Source, names: Iterable[str], hints: Mapping[str, tuple[str, str]], alone: bool = False
 ) -> tuple[list[Group], list[str]]:
     """The groups of some arrays, or with `alone` one of each, and the names of counters.
 
@@ -94,10 +94,10 @@ def group_arrays(
     """
     groups: dict[Any, Group] = {}
     counters: list[str] = []
-    order = {name: place for place, name in enumerate(source.entries)}
+    order = {name: index for index, name in enumerate(source.entries)}
     first = number_first(names := list(names)) | _of_operators(source, names) | _of_cells(names)
     for name in names:
-        known_as, within = told.get(name, (first[name], None))
+        known_as, within = hints.get(name, (first[name], None))
         found = parse_array_name(known_as)
         if known_as != name and found.role is None:  # a whole name for the path of a layer
             found = replace(found, role=parse_array_name(name).role)
@@ -118,12 +118,12 @@ def group_arrays(
         groups[key].parts[role] = Piece(name, entry.shape, says=says)
     lone = no_weights(names)
     around = _count_shared_words([group.raw for group in groups.values()])
-    made = [
+    found_groups = [
         replace(group, around=around, settings=_operator_settings(source, group.arrays),
                 lacks=next((lone[name] for name in group.arrays if name in lone), ""))
         for group in groups.values()
     ]  # fmt: skip
-    return sorted(made, key=lambda group: group.place), counters
+    return sorted(found_groups, key=lambda group: group.place), counters
 
 
 def _of_cells(names: Sequence[str]) -> dict[str, str]:
@@ -145,9 +145,9 @@ def _of_operators(source: Source, names: Sequence[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     used_by = source.metadata.get("used_by", {}) if source.kind == "onnx" else {}
     for name in names:
-        for operator, place, node in used_by.get(name, ()):
-            if operator in _RECURRENT and place in _INPUTS:
-                found.setdefault(name, f"{node or operator}/{_INPUTS[place]}")
+        for operator, index, node in used_by.get(name, ()):
+            if operator in _RECURRENT and index in _INPUTS:
+                found.setdefault(name, f"{node or operator}/{_INPUTS[index]}")
     return found
 
 
@@ -268,10 +268,10 @@ def _fused_axis(piece: Piece, origin: str, group: Group) -> int | None:
     return 0 if of_conv1d or origin in ("torch", "mlx", "tflite") else 1
 
 
-def possible_origins(source: Source, given: PyTree, module: bool) -> list[str]:
+def possible_origins(source: Source, origin: PyTree, module: bool) -> list[str]:
     """The frameworks whose conventions the arrays may follow, by format and distinctive names."""
-    if given is not None:
-        return _OF_WORD[given]
+    if origin is not None:
+        return _OF_WORD[origin]
     if module:
         return ["pax"]
     kind = source.kind

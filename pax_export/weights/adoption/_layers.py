@@ -129,7 +129,7 @@ def find_layers(net: Module) -> Wanted:
             done |= {leaf.path for leaf in layer.leaves.values()}
         _set_apart(path, module, leaves, done, found)
     _free_leaves(leaves, done, found, modules)
-    order = {path: place for place, path in enumerate(leaves)}
+    order = {path: path_of_array for path_of_array, path in enumerate(leaves)}
     found.layers.sort(key=lambda each: min(order[leaf.path] for leaf in each.leaves.values()))
     return found
 
@@ -209,8 +209,8 @@ def as_pax_keeps_them(layers: Iterable[Layer]) -> list[Layer]:
 
 def _given_words(around: Around) -> frozenset[str]:
     """The words of the names that the module itself was given."""
-    given = getattr(around[-1][1], "name", None) if around else None
-    return name_of(given).said if isinstance(given, str) else frozenset()
+    name = getattr(around[-1][1], "name", None) if around else None
+    return name_of(name).said if isinstance(name, str) else frozenset()
 
 
 def _layer_options(kind: str, module: Module, arrays: list[DeclaredArray]) -> tuple:
@@ -239,10 +239,16 @@ def _set_apart(
 ) -> None:
     """Sets random keys and counters apart, which no file of another framework has."""
     for name, each in declared_at(module).items():
-        place = f"{path}.{name}" if path else name
-        if each.declared.role in ("key", "counter") and place in leaves and place not in done:
-            done.add(place)
-            found.counters |= {place: leaves[place]} if each.declared.role == "counter" else {}
+        path_of_array = f"{path}.{name}" if path else name
+        if (
+            each.declared.role in ("key", "counter")
+            and path_of_array in leaves
+            and path_of_array not in done
+        ):
+            done.add(path_of_array)
+            found.counters |= (
+                {path_of_array: leaves[path_of_array]} if each.declared.role == "counter" else {}
+            )
 
 
 def _free_leaves(

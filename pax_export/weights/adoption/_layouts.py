@@ -64,7 +64,7 @@ def _recipes_of_stack(
             return []
     leaves = {role: replace(leaf, shape=leaf.shape[count:]) for role, leaf in layer.leaves.items()}
     parts = {role: replace(p, shape=p.shape[count:]) for role, p in group.parts.items()}
-    told = {
+    axes_of_user = {
         path: tuple([axis - count for axis in order[count:]])
         for path, order in axes.items()
         if order[:count] == tuple(range(count))
@@ -72,7 +72,7 @@ def _recipes_of_stack(
     one = replace(layer, leaves=leaves, stack=None)
     return [
         {path: tuple([piece.stacked(sizes) for piece in pieces]) for path, pieces in way.items()}
-        for way in find_recipes(one, replace(group, parts=parts), origin, told)
+        for way in find_recipes(one, replace(group, parts=parts), origin, axes_of_user)
     ]
 
 
@@ -87,12 +87,12 @@ def _recipes_of_layer(
         return []
     ways: list[Recipe] = [{}]
     for role, leaf in layer.leaves.items():
-        piece, told = parts[role], axes.get(leaf.path)
-        if told is None:
+        piece, order = parts[role], axes.get(leaf.path)
+        if order is None:
             found = _pieces_for_leaf(layer, role, leaf.shape, piece, group, origin)
             options = list({option.key(): option for option in found}.values())
-        elif sorted(told) == list(range(len(piece.part_shape))):
-            options = _fit_piece(piece, leaf.shape, f"axes {told}", ("transpose", told))
+        elif sorted(order) == list(range(len(piece.part_shape))):
+            options = _fit_piece(piece, leaf.shape, f"axes {order}", ("transpose", order))
         else:
             options = []
         ways = [{**way, leaf.path: (option,)} for way in ways for option in options]
@@ -125,9 +125,9 @@ def _by_role(layer: Layer, group: Group) -> dict[str, Piece] | None:
         order = [role for role in _GENERAL if role in layer.leaves]
         # A number does not identify the scale or offset of a norm that has only one of them.
         sure = layer.kind not in ("norm", "batch_norm") or {WEIGHT, BIAS} <= set(order)
-        counted = {str(place) for place in range(len(order))} == set(group.parts)
+        counted = {str(index) for index in range(len(order))} == set(group.parts)
         if len(order) == len(layer.leaves) and sure and counted:
-            return {role: group.parts[str(place)] for place, role in enumerate(order)}
+            return {role: group.parts[str(index)] for index, role in enumerate(order)}
     if len(layer.leaves) == len(group.parts) == 1 and not group.sure:
         return {next(iter(layer.leaves)): group.parts[WEIGHT]}  # no role in the name of the array
     return None
@@ -398,7 +398,7 @@ def _fill_gates(
         for half in range(1 + axes.count("G") + axes.count("2")):
             adds = adds or half == 1  # ours has the sum of both biases
             for number, gate in enumerate(gates):
-                prefix, place = _OURS[kind][gate]
+                prefix, index = _OURS[kind][gate]
                 of_state = fills == RECURRENT or adds
                 if prefix == "x_" and of_state:
                     prefix = "s_"
@@ -409,7 +409,7 @@ def _fill_gates(
                     parts_of["G"] = parts_of["g"]
                     piece = replace(piece, take=tuple(parts_of.get(axis, slice(None))
                                                       for axis in axes))  # fmt: skip
-                columns = slice(place * h, (place + 1) * h)
+                columns = slice(index * h, (index + 1) * h)
                 steps: list[Step] = []
                 if fills == BIAS:
                     put: tuple[slice, ...] = (columns,)

@@ -71,11 +71,13 @@ def _name_endings(name: Name) -> Iterator[tuple[tuple[str, ...], tuple[int, ...]
 
 def is_stranger(layer: Layer, group: Group) -> bool:
     """Returns whether the name of a group has meaningful words, and none of the layer's."""
-    said, ours = group.own_words - ROLES, layer.said - ROLES
-    if group.within is not None or said <= KINDS or not ours.isdisjoint(group.said):
+    theirs, ours = group.own_words - ROLES, layer.said - ROLES
+    if group.within is not None or theirs <= KINDS or not ours.isdisjoint(group.said):
         return False
     # "patches" and "patch", "pos" and "positions" are no other words.
-    return not any(one.startswith(other) or other.startswith(one) for one in said for other in ours)
+    return not any(
+        one.startswith(other) or other.startswith(one) for one in theirs for other in ours
+    )
 
 
 def without_counterpart(
@@ -136,40 +138,42 @@ def choose_arrays(
     named = {parse_array_name(name).layer for name in left}
     rename = {**{each.path: each.path for each in layers if each.path in named}, **rename}
     used = {piece.source for pieces in recipe.values() for piece in pieces}
-    told = {
+    hints = {
         target: name for name, target in rename.items()
         if any(is_at(leaf.path, target) for each in layers for leaf in each.leaves.values())
     }  # fmt: skip
-    replaced = {each for name in told.values() for each in named_by(name, source.entries)}
+    replaced = {each for name in hints.values() for each in named_by(name, source.entries)}
     if replaced & used:
         name = min(replaced & used)
         leaf = next(path for path, several in recipe.items() if name in {p.source for p in several})
         raise AdoptionError(
             "An array of the source would be written by two leaves.",
             where=name,
-            got=f"{leaf}, and what rename= says: {', '.join(told)}",
+            got=f"{leaf}, and what rename= says: {', '.join(hints)}",
             write="another name in rename=",
         )
     beside = {layer.path: _layer_beside(layer, recipe) for layer in layers}
-    lost = [layer for layer in layers if not (beside[layer.path] or _is_named_by_user(layer, told))]
-    kept = [name for name in left if name not in replaced]
-    if lost and kept:
-        raise _undecided_error(lost, kept, source)
-    taken = set(source.entries) - replaced
+    lost = [
+        layer for layer in layers if not (beside[layer.path] or _is_named_by_user(layer, hints))
+    ]
+    remaining = [name for name in left if name not in replaced]
+    if lost and remaining:
+        raise _undecided_error(lost, remaining, source)
+    in_use = set(source.entries) - replaced
     parting = "/" if any("/" in name for name in source.entries) else "."
     arrays: dict[str, np.ndarray] = {}
     for layer in layers:
         for role, leaf in layer.leaves.items():
-            name, old = _array_name(layer, role, leaf, origin, told, beside[layer.path], replaced)
-            name = name if old or _is_named_by_user(layer, told) else name.replace(".", parting)
-            if name in taken:
+            name, old = _array_name(layer, role, leaf, origin, hints, beside[layer.path], replaced)
+            name = name if old or _is_named_by_user(layer, hints) else name.replace(".", parting)
+            if name in in_use:
                 raise AdoptionError(
                     "The name of a new array is already in the source.",
                     where=name,
                     got=f"the leaf {leaf.path}",
                     write=f'rename={{"another.name": "{leaf.path}"}}',
                 )
-            taken.add(name)
+            in_use.add(name)
             piece = _piece_for_leaf(layer, role, leaf, name, origin)
             value = np.asarray(leaves[leaf.path])
             dtype = value.dtype if old is None else source.entries[old].dtype
@@ -178,13 +182,13 @@ def choose_arrays(
     return arrays, replaced
 
 
-def _is_named_by_user(layer: Layer, told: Mapping[str, str]) -> bool:
-    return all(_nearest_target(leaf.path, told) is not None for leaf in layer.leaves.values())
+def _is_named_by_user(layer: Layer, hints: Mapping[str, str]) -> bool:
+    return all(_nearest_target(leaf.path, hints) is not None for leaf in layer.leaves.values())
 
 
-def _nearest_target(path: str, told: Mapping[str, str]) -> str | None:
+def _nearest_target(path: str, hints: Mapping[str, str]) -> str | None:
     """The nearest of the paths that the user has named which a leaf is at or below."""
-    return max((each for each in told if is_at(path, each)), key=len, default=None)
+    return max((each for each in hints if is_at(path, each)), key=len, default=None)
 
 
 def _layer_beside(layer: Layer, recipe: Recipe) -> str:
@@ -198,16 +202,16 @@ def _layer_beside(layer: Layer, recipe: Recipe) -> str:
 
 
 def _array_name(
-    layer: Layer, role: str, leaf: Leaf, origin: str, told: Mapping[str, str],
+    layer: Layer, role: str, leaf: Leaf, origin: str, hints: Mapping[str, str],
     beside: str, replaced: Iterable[str],
 ) -> tuple[str, str | None]:  # fmt: skip
     """Returns the name of a leaf's array, and the array that it replaces."""
-    target = _nearest_target(leaf.path, told)
+    target = _nearest_target(leaf.path, hints)
     if target is not None and target == leaf.path:
-        return told[target], next((name for name in replaced if name == told[target]), None)
+        return hints[target], next((name for name in replaced if name == hints[target]), None)
     at = layer.path
     if target is not None:
-        at = told[target] + layer.path[len(target) :] if is_at(layer.path, target) else ""
+        at = hints[target] + layer.path[len(target) :] if is_at(layer.path, target) else ""
     elif beside:
         at = beside
     old = [name for name in replaced if _is_of(name, at, role)] if target is not None else []

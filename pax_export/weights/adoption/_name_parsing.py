@@ -140,8 +140,8 @@ def number_first(names: Iterable[str]) -> dict[str, str]:
     }
     return {
         name: "".join(
-            f"{part}_0" if "".join(parts[: place + 1]) in counted else part
-            for place, part in enumerate(parts)
+            f"{part}_0" if "".join(parts[: index + 1]) in counted else part
+            for index, part in enumerate(parts)
         )
         for name, parts in split.items()
     }

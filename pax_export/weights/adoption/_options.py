@@ -65,8 +65,8 @@ class Options:
             hits = _match_names(pattern, source.entries)
             if not hits:
                 raise self._no_match("rename", pattern, list(source.entries), "source")
-            for name, (taken, rest) in hits.items():
-                stars = iter(taken)
+            for name, (matched, rest) in hits.items():
+                stars = iter(matched)
                 try:
                     base = re.sub(r"\*\*|\*", lambda _, stars=stars: next(stars), target)
                 except StopIteration:
@@ -163,9 +163,9 @@ def _match_names(pattern: str, names: Iterable[str]) -> dict[str, tuple[tuple[st
     asked = path_pattern(_SEPARATORS.sub(".", pattern))
     for name in names:
         steps = list(re.finditer(r"[^./:]+", name))
-        taken = asked.taken(".".join([step[0] for step in steps]))
-        if taken is not None:
-            stars, below = taken
+        matched = asked.taken(".".join([step[0] for step in steps]))
+        if matched is not None:
+            stars, below = matched
             count = len(steps) - (below.count(".") + 1 if below else 0)
             found[name] = (stars, name[steps[count - 1].end() :] if count else f".{name}")
     return found

@@ -66,10 +66,10 @@ def norm_place(words: tuple[str, ...]) -> NormPlace:
 def sort_norms(names: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]] | None:
     """Sorts the names of the norms of one block by position; None if names do not give it."""
     places = {name: norm_place(name) for name in names}
-    if len({place.block for place in places.values()}) > 1:
+    if len({norm.block for norm in places.values()}) > 1:
         return None
     for key in ("at", "number"):
-        found = {name: getattr(place, key) for name, place in places.items()}
+        found = {name: getattr(norm, key) for name, norm in places.items()}
         values = set(found.values())
         if values != {None}:  # some names give it: then all have to, and they have to differ
             decided = None not in values and len(values) == len(found)

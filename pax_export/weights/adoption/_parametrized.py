@@ -115,9 +115,11 @@ class WeightNorm(Parametrized):
         length, direction = arrays
         wide = weight.astype(np.float64)
         size = self._size(wide)
-        kept = np.where(size == 0, direction.astype(np.float64), wide).astype(direction.dtype)
-        size = np.where(size == 0, 0, self._size(kept.astype(np.float64)))
-        return [size.reshape(length.shape).astype(length.dtype), kept]
+        direction_scaled = np.where(size == 0, direction.astype(np.float64), wide).astype(
+            direction.dtype
+        )
+        size = np.where(size == 0, 0, self._size(direction_scaled.astype(np.float64)))
+        return [size.reshape(length.shape).astype(length.dtype), direction_scaled]
 
     def _size(self, wide: np.ndarray) -> np.ndarray:
         return np.sqrt(np.square(wide).sum(self.axes, keepdims=True))

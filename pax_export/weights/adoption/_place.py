@@ -88,11 +88,11 @@ class LeafReader(NamedTuple):
 
     def _sum_arrays(self) -> np.ndarray:
         """The sum of the pieces in a wide dtype, to be rounded once."""
-        kept = {piece.source: self.source.entries[piece.source].read() for piece in self.pieces}
-        dtypes = [each.dtype for each in kept.values()]
+        arrays = {piece.source: self.source.entries[piece.source].read() for piece in self.pieces}
+        dtypes = [each.dtype for each in arrays.values()]
         small = [one.kind == "V" or (one.kind == "f" and one.itemsize < 4) for one in dtypes]
         wide = np.result_type(*[np.float32 if no else one for one, no in zip(dtypes, small)])
-        return assemble_leaf(self.shape, wide, self.pieces, kept.__getitem__)
+        return assemble_leaf(self.shape, wide, self.pieces, arrays.__getitem__)
 
 
 def _fill_region(into: np.ndarray, array: np.ndarray, path: str) -> None:
@@ -218,10 +218,10 @@ def on_devices(
     shards: list[jax.Array] = []
     before: list[jax.Array] = []
     for index, devices in by_index.values():
-        made = part(index)
+        shard = part(index)
         for device in devices:
             there = SingleDeviceSharding(device, memory_kind=sharding.memory_kind)
-            shards.append(jax.device_put(made, there))
+            shards.append(jax.device_put(shard, there))
         # At most one part is in transit while the next is read; earlier ones are freed.
         jax.block_until_ready(before)
         before = shards[-len(devices) :]

@@ -98,39 +98,39 @@ class Study:
 
 
 def best_study(
-    net: PyTree, given: object, source: Source, options: Options
+    net: PyTree, origin: object, source: Source, options: Options
 ) -> tuple[Study, Source]:
     """Returns the study of a source, in the version that leaves a possible way if any does."""
     found = []
     for version in source_versions(source):
-        study = _study_source(net, given, version, options)
+        study = _study_source(net, origin, version, options)
         if study.possible:
             return study, version
         found.append((study, version))
     return found[0]
 
 
-def _study_source(net: PyTree, given: object, source: Source, options: Options) -> Study:
+def _study_source(net: PyTree, origin_of_file: object, source: Source, options: Options) -> Study:
     """Tries every hypothesis about a source."""
     study, names = _begin_study(net, source, options)
-    told = options.renamed(source, _places_to_name(study.wanted, options))
+    hints = options.renamed(source, _places_to_name(study.wanted, options))
     study.constants = [
-        name for name in _find_constants(study.wanted, source, names) if name not in told
+        name for name in _find_constants(study.wanted, source, names) if name not in hints
     ]
     names = [name for name in names if name not in set(study.constants)]
     axes = options.by_path("axes", options.axes, _leaf_paths(study.wanted))
     flatten = options.flatten
     if isinstance(flatten, Mapping):
         flatten = options.by_path("flatten", flatten, [each.path for each in study.wanted.layers])
-    found = possible_origins(source, options.origin, isinstance(given, Node))
+    found = possible_origins(source, options.origin, isinstance(origin_of_file, Node))
     tied = {name: first for name, first in source.tied.items() if name in names and first in names}
     # Naming the target of a weight does not name that of its bias.
-    by_leaf = not {within for _, within in told.values()}.isdisjoint(_leaf_paths(study.wanted))
+    by_leaf = not {within for _, within in hints.values()}.isdisjoint(_leaf_paths(study.wanted))
     for without_tied, alone in itertools.product(
         (False, True) if tied else (False,), (False, True)
     ):
         used = [name for name in names if not (without_tied and name in tied)]
-        told_here = told if alone else _whole_layers(told, study.wanted)
+        told_here = hints if alone else _whole_layers(hints, study.wanted)
         groups, counters = group_arrays(source, used, told_here, alone)
         if alone and not by_leaf and all(group.sure for group in groups):
             continue
@@ -150,9 +150,11 @@ def _study_source(net: PyTree, given: object, source: Source, options: Options) 
     return study
 
 
-def _whole_layers(told: Mapping[str, tuple[str, str]], found: Wanted) -> dict[str, tuple[str, str]]:
+def _whole_layers(
+    hints: Mapping[str, tuple[str, str]], found: Wanted
+) -> dict[str, tuple[str, str]]:
     """Applies what is given for every leaf of a layer to the layer."""
-    within = {place for _, place in told.values()}
+    within = {target for _, target in hints.values()}
     whole = {
         leaf.path: layer.path
         for layer in found.layers
@@ -161,7 +163,9 @@ def _whole_layers(told: Mapping[str, tuple[str, str]], found: Wanted) -> dict[st
         and within.issuperset(leaf.path for leaf in layer.leaves.values())
         for leaf in layer.leaves.values()
     }
-    return {name: (known_as, whole.get(place, place)) for name, (known_as, place) in told.items()}
+    return {
+        name: (known_as, whole.get(target, target)) for name, (known_as, target) in hints.items()
+    }
 
 
 def is_bookkeeping(name: str) -> bool:
@@ -172,15 +176,15 @@ def is_bookkeeping(name: str) -> bool:
 def _begin_study(net: PyTree, source: Source, options: Options) -> tuple[Study, list[str]]:
     found = find_layers(net)
     paths = _leaf_paths(found)
-    kept = options.match("keep", options.keep, paths)
-    zeros = options.match("zeros", options.zeros, paths) - kept
+    unchanged = options.match("keep", options.keep, paths)
+    zeros = options.match("zeros", options.zeros, paths) - unchanged
     layers = []
     for layer in found.layers:
         found.zeros |= {leaf.path: leaf for leaf in layer.leaves.values() if leaf.path in zeros}
-        rest = {r: leaf for r, leaf in layer.leaves.items() if leaf.path not in kept | zeros}
+        rest = {r: leaf for r, leaf in layer.leaves.items() if leaf.path not in unchanged | zeros}
         if rest:
             layers.append(layer if rest == layer.leaves else replace(layer, leaves=rest))
-    found.counters = {path: leaf for path, leaf in found.counters.items() if path not in kept}
+    found.counters = {path: leaf for path, leaf in found.counters.items() if path not in unchanged}
     found.layers = layers
     known = {each: name for name in source.entries for each in (*file_names(source, name), name)}
     ignored = {known[name] for name in options.match("ignore", options.ignore, known, "source")}
@@ -275,8 +279,8 @@ class _Conventions:
             return False
         if not group.may_fill(layer):
             return False
-        told = tuple(self.axes.get(leaf.path) for leaf in layer.leaves.values())
-        key = (layer.signature, group.signature, group.raw[-1:], told)
+        hints = tuple(self.axes.get(leaf.path) for leaf in layer.leaves.values())
+        key = (layer.signature, group.signature, group.raw[-1:], hints)
         if key not in self.known:
             self.known[key] = bool(self.ways_of(layer, group))
         return self.known[key]

@@ -255,9 +255,9 @@ def _hint_for_layouts(study: Study, layouts: Mapping[str, list[str]]) -> str:
     hints = []
     names = {hypothesis.origin for hypothesis in study.possible}
     if len(names) > 1:
-        said = dict.fromkeys(origin.partition(",")[0] for origin in sorted(names))
-        if len(said) > 1:
-            hints.append(" or ".join(f'origin="{one}"' for one in said))
+        names_of_origins = dict.fromkeys(origin.partition(",")[0] for origin in sorted(names))
+        if len(names_of_origins) > 1:
+            hints.append(" or ".join(f'origin="{one}"' for one in names_of_origins))
     if len({hypothesis.fused for hypothesis in study.possible}) > 1:
         hints.append('fused="blocks" or fused="by head"')
     flat = {
@@ -268,8 +268,8 @@ def _hint_for_layouts(study: Study, layouts: Mapping[str, list[str]]) -> str:
         if (count := flattened_channels(recipe)) is not None
     }
     if flat:
-        said = ", ".join(f'"{path}": {count}' for path, count in flat.items())
-        hints.append(f'flatten={{{said}}}, the channels of the image that is flattened there, or '
+        sizes = ", ".join(f'"{path}": {count}' for path, count in flat.items())
+        hints.append(f'flatten={{{sizes}}}, the channels of the image that is flattened there, or '
                      'flatten="as it is"')  # fmt: skip
     if not flat or any(SAYS not in "".join(ways) for ways in layouts.values()):
         hints.append('axes={"path.in.the.module": (1, 0)}')

@@ -132,10 +132,10 @@ def save_as(
 
 def _without_new(options: Options, leaves: Mapping[str, Any], source: Source) -> Options:
     """Returns the options without entries of ``rename`` for leaves that are kept."""
-    kept = options.match("keep", options.keep, leaves)
+    fixed = options.match("keep", options.keep, leaves)
     new = {
         name: target for name, target in options.rename.items()
-        if (below := [leaf for leaf in leaves if is_at(leaf, target)]) and kept.issuperset(below)
+        if (below := [leaf for leaf in leaves if is_at(leaf, target)]) and fixed.issuperset(below)
     }  # fmt: skip
     gone = [name for name in new if named_by(name, source.entries)]
     rename = {name: target for name, target in options.rename.items() if name not in new}
@@ -326,14 +326,14 @@ def choose_writer(path: str | os.PathLike[str]) -> Callable[[Arrays, Mapping[str
 
 
 def _write_safetensors(path: Path, arrays: Arrays, metadata: Mapping[str, Any]) -> None:
-    kept = {
+    fixed = {
         name: metadata[name]
         for name in ("format", WRITTEN_AS)
         if isinstance(metadata.get(name), str)
     }
     stored = {name: to_stored(array) for name, array in arrays.items()}
     notes: dict[str, Note] = {name: note for name, (_, note) in stored.items() if note is not None}
-    write_weights(path, {name: array for name, (array, _) in stored.items()}, notes, extra=kept)
+    write_weights(path, {name: array for name, (array, _) in stored.items()}, notes, extra=fixed)
 
 
 def _write(path: Path, arrays: Arrays, form: _FileFormat) -> None:

@@ -140,9 +140,9 @@ def _split_fused_layer(layer: Layer, groups: Sequence[Group], order: FusedOrder)
             part = _part_of_leaf(layer, role, leaf, number, order, sizes)
             if part is None:
                 return []
-            kind, shape, place = part
+            kind, shape, part_of_leaf = part
             kinds.add(kind)
-            leaves[role] = replace(leaf, shape=shape, place=_place_within(leaf, place),
+            leaves[role] = replace(leaf, shape=shape, place=_place_within(leaf, part_of_leaf),
                                    part=f"{leaf.says} ({word})")  # fmt: skip
         name = name_of_words([*without_fused(split_words(layer.path)), word])
         kind = "linear" if "linear" in kinds else layer.kind
@@ -154,16 +154,16 @@ def _split_fused_layer(layer: Layer, groups: Sequence[Group], order: FusedOrder)
     return found
 
 
-def _place_within(leaf: Leaf, place: LeafPart) -> LeafPart:
+def _place_within(leaf: Leaf, part_of_leaf: LeafPart) -> LeafPart:
     """Returns a place in a leaf that may itself be a part, of one of several layers."""
     if leaf.place is None:
-        return place
+        return part_of_leaf
     count = len(leaf.place.room) - len(leaf.shape)
     return LeafPart(
-        (*leaf.place.room[:count], *place.room),
-        (*leaf.place.index[:count], *place.index),
-        place.steps,
-        f"{place.says}, {leaf.place.says}",
+        (*leaf.place.room[:count], *part_of_leaf.room),
+        (*leaf.place.index[:count], *part_of_leaf.index),
+        part_of_leaf.steps,
+        f"{part_of_leaf.says}, {leaf.place.says}",
     )
 
 
@@ -229,10 +229,10 @@ def _part_of_leaf(
     found = _cut_along_axis(layer, shape, axis, number, order, sizes[shape[axis]])
     if found is None or bias:
         return found and (layer.kind, *found)
-    part, place = found
+    part, part_of_leaf = found
     if axis == 1:
-        return "linear", part, place
-    return "linear", part[::-1], replace(place, steps=(("transpose", (1, 0)),))
+        return "linear", part, part_of_leaf
+    return "linear", part[::-1], replace(part_of_leaf, steps=(("transpose", (1, 0)),))
 
 
 def _cut_along_axis(
@@ -248,7 +248,9 @@ def _cut_along_axis(
     found = other if order.says == "by head" else one_of_three(sizes, number, "blocks", heads)
     if found is None:
         return None
-    split, at, taken = found
+    split, at, span = found
     room = (*shape[:axis], *split, *shape[axis + 1 :])
-    index = tuple([taken if place == axis + at else _ALL for place in range(len(room))])
+    index = tuple(
+        [span if part_of_leaf == axis + at else _ALL for part_of_leaf in range(len(room))]
+    )
     return part, LeafPart(room, index, (), f"joined, {'by head' if at else 'blocks'}")

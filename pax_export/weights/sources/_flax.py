@@ -142,13 +142,13 @@ class _MsgpackReader:
         return complex(*inner) if code == _COMPLEX else _make_chunk(self._file.where, *inner)
 
 
-def _make_chunk(where: str, shape: Any, dtype: Any, place: Any) -> _ArrayChunk:
+def _make_chunk(where: str, shape: Any, dtype: Any, span: Any) -> _ArrayChunk:
     shape = check_shape(shape)
     if dtype not in _DTYPES:
         raise unsupported_dtype_error(where, f"{dtype!r:.100}", sorted(_DTYPES))
-    if not isinstance(place, range) or len(place) != math.prod(shape) * np.dtype(dtype).itemsize:
+    if not isinstance(span, range) or len(span) != math.prod(shape) * np.dtype(dtype).itemsize:
         raise ValueError(f"other bytes than those of {dtype}{list(shape)}")
-    return _ArrayChunk(dtype, shape, place.start)
+    return _ArrayChunk(dtype, shape, span.start)
 
 
 def _join_chunks(tree: Any) -> Any:

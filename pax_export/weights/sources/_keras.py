@@ -129,8 +129,10 @@ def _walk(root: Any, address_of: Callable[[Any], int]) -> tuple[dict[str, Any], 
                 # Others than numbers are texts and tables, which are no weights.
                 if this.dtype.kind in "biufcV" and this.dtype.names is None:
                     arrays[path], addresses[path] = this, address
-    made = {path: arrays[path] for path in sorted(arrays, key=lambda each: (addresses[each], each))}
-    return groups, made, addresses
+    by_path = {
+        path: arrays[path] for path in sorted(arrays, key=lambda each: (addresses[each], each))
+    }
+    return groups, by_path, addresses
 
 
 def _text(value: str | bytes) -> str:
@@ -204,8 +206,8 @@ def _newer_name(
         name = own.attrs.get("name") if own is not None else None
         parts.append(_text(name or layers.get("/".join(above[: at + 1]), each)))
     variables = _variable_names(above[-1], counts[path.rpartition("/")[0]])
-    place = int(number)
-    return "/".join([*filter(None, parts), variables[place] if place < len(variables) else number])
+    index = int(number)
+    return "/".join([*filter(None, parts), variables[index] if index < len(variables) else number])
 
 
 def _variable_names(group: str, count: int) -> tuple[str, ...]:

@@ -104,8 +104,8 @@ class _ModelArrays:
         """The arrays of a node, and how it uses others."""
         name, operator, inputs = node.text(_NODE_NAME), node.text(_OPERATOR), node.texts(_INPUT)
         attributes = [MessageFields(each) for each in node.messages(_ATTRIBUTE)]
-        for place, used in enumerate(inputs):
-            self.used_by.setdefault(used, []).append((operator, place, name))
+        for index, used in enumerate(inputs):
+            self.used_by.setdefault(used, []).append((operator, index, name))
         if operator in _RECURRENT:
             settings = tuple(sorted(map(_read_setting, attributes)))
             for used in inputs[1:]:
@@ -182,11 +182,11 @@ class OnnxTensor:
     @classmethod
     def of_numbers(cls, values: list[int | Message], many: bool, floats: bool) -> Self:
         """Returns the array of a node that has its values as attributes."""
-        made = cls(Message(Memory(b"")))
-        made.dtype = 1 if floats else 7
-        made.numbers = [(_FLOAT_DATA if floats else _INT64_DATA, value) for value in values]
-        made.shape = [len(_join_numbers(made))] if many else []
-        return made
+        empty = cls(Message(Memory(b"")))
+        empty.dtype = 1 if floats else 7
+        empty.numbers = [(_FLOAT_DATA if floats else _INT64_DATA, value) for value in values]
+        empty.shape = [len(_join_numbers(empty))] if many else []
+        return empty
 
 
 def _external_file(model: InputFile, location: str) -> InputFile:

@@ -166,11 +166,11 @@ class PickleMachine:
         return self._counted(function.build(*_require_kind(arguments, tuple)))
 
     @staticmethod
-    def _build(made: Any, state: Any) -> None:
-        if hasattr(made, "take_state"):
-            made.take_state(state)
-        elif not isinstance(made, dict):  # the attributes of a dict are not weights
-            raise ValueError(f"a state for {type(made).__name__} in a pickle")
+    def _build(instance: Any, state: Any) -> None:
+        if hasattr(instance, "take_state"):
+            instance.take_state(state)
+        elif not isinstance(instance, dict):  # the attributes of a dict are not weights
+            raise ValueError(f"a state for {type(instance).__name__} in a pickle")
 
 
 def fill_dict(target: dict[Any, Any], pairs: Any) -> dict[Any, Any]:

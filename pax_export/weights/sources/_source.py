@@ -320,9 +320,9 @@ class ZipArchive:
 
     def array(self, name: str, check: bool = True) -> np.ndarray:
         """The bytes of a member: a view of the file if it is not packed."""
-        place = self.place(name)
-        if place is not None:
-            content = self._file.array(np.uint8, (self.size(name),), place)
+        begin = self.place(name)
+        if begin is not None:
+            content = self._file.array(np.uint8, (self.size(name),), begin)
             if check and _metadata.crc32(content, 0) != self._members[name].CRC:
                 raise ValueError(f"{name!r} differs from its checksum")
             return content

@@ -152,9 +152,9 @@ def _keys_by_name(saved: dict[str, SavedTensor], names: list[tuple[str, str]]) -
             found[name] = keys[0]
             keys = keys[1:]
         found |= {key.removesuffix(_SUFFIX): key for key in keys}
-    kept = set(found.values())
+    chosen = set(found.values())
     for key in saved:
-        if key not in kept:
+        if key not in chosen:
             found.setdefault(key.removesuffix(_SUFFIX), key)
     return found
 
@@ -163,11 +163,11 @@ def _tied_names(
     names: list[tuple[str, str]], found: dict[str, str], saved: dict[str, SavedTensor]
 ) -> dict[str, str]:
     """Returns variables that an export stores twice: key -> name."""
-    given = {key: name for key, name in names if name in found}
+    keys = {key: name for key, name in names if name in found}
     return {
-        name: given[key]
+        name: keys[key]
         for name, key in found.items()
-        if given.get(key, name) != name and saved[key].same == saved[found[given[key]]].same
+        if keys.get(key, name) != name and saved[key].same == saved[found[keys[key]]].same
     }
 
 
