@@ -14,13 +14,14 @@ from jax.tree_util import tree_flatten_with_path
 
 from pax_export._foundations.check import as_strings, checked_float, checked_integer
 from pax_export._foundations.errors import InvalidArgumentError, PaxError, a_few, near_names
-from pax_export._foundations.types import PRNGKey, PyTree
+from pax_export._foundations.types import PRNGKey
 from pax_export.adapters import _kernels as kernels
 from pax_export.adapters import _layer as layers
 from pax_export.adapters._lora import LoRA
 from pax_export.core import (
     Module,
     Selection,
+    Selector,
     adaptable_arrays,
     apply_bottom_up,
     fold_bottom_up,
@@ -121,7 +122,7 @@ def freezing_changes(net: Module) -> Changes:
 
 
 def _find_adaptable(
-    net: Module, targets: object, rank: int, whole: set[int]
+    net: Module, targets: Target | Iterable[Target], rank: int, whole: set[int]
 ) -> list[tuple[str, Any]]:
     """Returns the layers selected by the targets, except trainable ones."""
     has_adapters = bool(adapted_layers(net))
@@ -340,7 +341,7 @@ def merge(net: M) -> M:
     )
 
 
-def unmerge(merged: M, origin: PyTree) -> M:
+def unmerge(merged: M, origin: Module) -> M:
     """Restores the adapters and the weights from before `merge`, bit for bit.
 
     Args:
@@ -388,7 +389,7 @@ def _same_arrays(one: object, other: object) -> bool:
 Target = type[Module] | str | Callable[..., Any] | Selection
 
 
-def chosen_modules(net: Module, targets: object, where: str) -> list[tuple[str, Any]]:
+def chosen_modules(net: Module, targets: Selector, where: str) -> list[tuple[str, Any]]:
     """Returns the selected modules, also those in selected containers, with their paths.
 
     Raises:

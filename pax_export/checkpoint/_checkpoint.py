@@ -26,7 +26,7 @@ from pax_export.checkpoint._saved import (
     is_plain,
     name_leaves,
 )
-from pax_export.sharding import following, shardings
+from pax_export.sharding import RulesLike, following, shardings
 from pax_export.weights import (
     LoadReport,
     chosen_sharding,
@@ -313,7 +313,7 @@ MODEL = "model"
 
 
 def shardings_of(
-    targets: Mapping[str, Any], mesh: AnyMesh | None, rules: object
+    targets: Mapping[str, Any], mesh: AnyMesh | None, rules: RulesLike
 ) -> dict[str, list[Any]]:
     """Returns the shardings of the leaves of each tree in tree order; empty without a mesh."""
     if mesh is None:

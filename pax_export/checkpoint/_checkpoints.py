@@ -29,6 +29,7 @@ from pax_export.checkpoint import _orbax
 from pax_export.checkpoint._checkpoint import Checkpoint, Restored, shardings_of
 from pax_export.checkpoint._orbax import ABOUT, DELETED
 from pax_export.checkpoint._saved import saved_trees
+from pax_export.sharding import RulesLike
 
 
 class Checkpoints:
@@ -243,7 +244,7 @@ class Checkpoints:
         step: int | None = None,
         *,
         mesh: Any = None,
-        rules: Any = None,
+        rules: RulesLike = None,
         strict: bool = True,
         **targets: Any,
     ) -> Restored:

@@ -25,7 +25,7 @@ from pax_export._foundations.errors import (
     InvalidArgumentTypeError,
     UnsupportedDtypeError,
 )
-from pax_export._foundations.types import DTypeLike, PyTree
+from pax_export._foundations.types import Array, DTypeLike, PyTree
 from pax_export.checkpoint._orbax import ABOUT
 from pax_export.weights import Description, describe_array, explain_absence, is_key, leaves_by_name
 
@@ -96,7 +96,7 @@ class LeafEntry:
             return jax.random.key_data(leaf)
         return leaf.astype(_WIDER[self._dtype]) if self._dtype in _WIDER else leaf
 
-    def restored(self, array: PyTree) -> Any:
+    def restored(self, array: Array) -> Any:
         """Converts a stored array to the leaf."""
         if self._algorithm is not None:
             return jax.random.wrap_key_data(jax.numpy.asarray(array), impl=self._algorithm)
@@ -226,7 +226,7 @@ class StoredArray:
 _ALIGNMENT = 64
 
 
-def on_host(array: object) -> np.ndarray:
+def on_host(array: Array) -> np.ndarray:
     """Gathers an array into numpy, without the cache that ``numpy.asarray`` keeps on jax arrays."""
     if not isinstance(array, jax.Array):
         return np.asarray(array)
@@ -257,7 +257,7 @@ def _aligned_empty(shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
     return memory[start : start + size].view(dtype).reshape(shape)
 
 
-def array_checksum(array: object) -> int | None:
+def array_checksum(array: Array) -> int | None:
     """Returns the CRC-32 of an array; None if other processes have parts of it."""
     if isinstance(array, jax.Array) and not array.is_fully_addressable:
         return None

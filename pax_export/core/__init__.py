@@ -129,6 +129,7 @@ from pax_export.core.selections import (
     PathIn,
     RngState,
     Selection,
+    Selector,
     State,
     as_filter,
     as_rule,

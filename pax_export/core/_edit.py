@@ -237,7 +237,7 @@ def _is_slip(name: str, near: str) -> bool:
     return long[at + 1 :] == short[at:] and long[at].isalpha()
 
 
-def replace_node(module: Node, node: object, value: object) -> Any:
+def replace_node(module: Node, node: Node, value: object) -> Any:
     """A new module in which one node of the tree, which must occur once, is another."""
     if type(node) in READ_ONLY:
         places = list(_places_of(node, module, ()))

@@ -24,6 +24,10 @@ from pax_export.core._state_dict import load_state_dict, state_dict
 from pax_export.core._traversal import apply_bottom_up, map_submodules, rebuild_tree, submodules
 from pax_export.core.selections import Selection, freeze_at
 
+if TYPE_CHECKING:
+    from pax_export.core._tree import Node
+    from pax_export.core.selections._filters import Selector
+
 
 def _refuse_forward(self: Module, *args: object, **kwargs: object) -> NoReturn:
     raise InvalidArgumentTypeError(
@@ -151,7 +155,7 @@ class Module(_tree.Node, metaclass=ModuleMeta):
         """
         return _edit.set_attribute(self, name, value)
 
-    def replace_node(self, node: object, value: object) -> Any:
+    def replace_node(self, node: Node, value: object) -> Any:
         """Returns a new module in which the one node that *is* ``node`` is ``value``.
 
         Args:
@@ -185,7 +189,7 @@ class Module(_tree.Node, metaclass=ModuleMeta):
 
     # --- parts ------------------------------------------------------------------
 
-    def at(self, what: object) -> Selection:
+    def at(self, what: Selector) -> Selection:
         """Selects parts of the module, to look at them or to change them; see `Selection`.
 
         Args:
@@ -444,7 +448,7 @@ def freeze_parameters(module: Module, *, states: bool = False) -> Any:
     return freeze_at(module, ((),), states)
 
 
-def unfreeze_parameters(module: Module, *, origin: PyTree) -> Any:
+def unfreeze_parameters(module: Module, *, origin: Module) -> Any:
     """Returns the leaves of a module in the tree of the module it was frozen from.
 
     Args:

@@ -18,7 +18,7 @@ import numpy as np
 from pax_export._foundations.check import checked_integer
 from pax_export._foundations.errors import InvalidArgumentTypeError
 from pax_export._foundations.jax import is_computing, is_mapped, is_tracer
-from pax_export._foundations.types import DTypeLike, PRNGKey, PyTree
+from pax_export._foundations.types import DTypeLike, PRNGKey
 
 DEFAULT_SEED = 42
 _LARGEST = 999_999_999
@@ -83,7 +83,7 @@ def next_rng_key() -> jax.Array:
     return key
 
 
-def split_rng_key(key: PyTree, count: int, where: str) -> jax.Array:
+def split_rng_key(key: PRNGKey | None, count: int, where: str) -> jax.Array:
     """Splits a key, or the next one of this thread if None, into ``n`` keys."""
     try:
         return jax.random.split(next_rng_key() if key is None else key, count)
@@ -151,17 +151,19 @@ def sample_padded(
     return jax.device_put(values) if by_numpy else values
 
 
-def _for_each_key(draw: Any, rng_key: PRNGKey, shape: tuple[int, ...], scale: float | None) -> Any:
+def _for_each_key(
+    draw: Callable[..., Any], rng_key: PRNGKey, shape: tuple[int, ...], scale: float | None
+) -> Any:
     """`sample_padded` under `jax.vmap`, key by key: a batched program compiles far longer."""
 
-    def plainly(rng_key: Any) -> Any:
+    def plainly(rng_key: PRNGKey | None) -> Any:
         values = draw(rng_key, shape)
         return values if scale is None else values * float(scale)
 
     drawn_once = jax.custom_batching.custom_vmap(plainly)
 
     @drawn_once.def_vmap
-    def for_all(axis_size: int, is_batched: int, keys: Any) -> tuple[Any, bool]:
+    def for_all(axis_size: int, is_batched: int, keys: PRNGKey) -> tuple[Any, bool]:
         if (
             math.prod(shape) > _MOST
             or is_tracer(keys)

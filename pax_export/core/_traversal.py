@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 from jax.tree_util import keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
@@ -12,6 +12,10 @@ from jax.tree_util import keystr, tree_flatten, tree_flatten_with_path, tree_unf
 from pax_export._foundations.types import PyTree
 from pax_export.core._static import LABEL, Label
 from pax_export.core._tree import Node, attributes_of, flatten, is_node, unflatten
+
+if TYPE_CHECKING:
+    from pax_export.core._module import Module
+
 
 Steps = tuple[Any, ...]  # attribute names, indices and dict keys, from the root
 
@@ -173,7 +177,7 @@ def apply_bottom_up(module: Node, function: Callable[[Any], Any]) -> Any:
 # --- functions that only move leaves ------------------------------------------------
 
 
-def is_labeled(module: object) -> bool:
+def is_labeled(module: Node) -> bool:
     """Returns whether a module has its path; its treedef is then unlike an equal one."""
     return Label.in_use and isinstance(module, Node) and LABEL in attributes_of(module)
 
@@ -200,7 +204,7 @@ def cached_by_treedef(
             return [numbers[id(leaf)] for leaf in leaves], out_treedef
 
         @functools.wraps(function)
-        def replay(module, *arguments):
+        def replay(module: Module, *arguments):
             leaves, treedef = tree_flatten(module)
             found = None if is_labeled(module) else plan(treedef, arguments)
             if found is None:

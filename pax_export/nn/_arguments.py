@@ -80,7 +80,7 @@ def key_or_next(rng_key: PRNGKey | None, where: str) -> Any:
     return next_rng_key() if rng_key is None else checked_key(rng_key, where)
 
 
-def checked_key(rng_key: PyTree, where: str) -> Any:
+def checked_key(rng_key: PRNGKey | None, where: str) -> Any:
     """A random key, legacy or typed, which must be an array."""
     dtype = getattr(rng_key, "dtype", None)
     if dtype is None or not (dtype == jnp.uint32 or jnp.issubdtype(dtype, jax.dtypes.prng_key)):

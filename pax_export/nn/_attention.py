@@ -291,7 +291,9 @@ class GroupedQueryAttention(Module):
                 write="head_size=",
             )
 
-    def _make_layers(self, with_bias: bool, output_bias: bool | None, w_init: PyTree) -> None:
+    def _make_layers(
+        self, with_bias: bool, output_bias: bool | None, w_init: Initializer | None
+    ) -> None:
         def made(of: int, to: int, bias: bool) -> Linear:
             b_init = zeros if bias else None
             return Linear(of, to, with_bias=bias, w_init=w_init, b_init=b_init)
@@ -348,7 +350,7 @@ class GroupedQueryAttention(Module):
         query_scale, key_scale = self._norm_scales()
         operands = (*flat, query_scale, key_scale, cos, sin, mask)
 
-        def of_operands(q: Array, k: Array, v: Array, qs: object, ks: object, *rest: object) -> Any:
+        def of_operands(q: Array, k: Array, v: Array, qs: Array, ks: Array, *rest: object) -> Any:
             return attended(q, k, v, (qs, ks), *rest)
 
         out = lambda: join_specs(*spec_of(flat[0]))  # noqa: E731
@@ -381,15 +383,21 @@ class GroupedQueryAttention(Module):
         return self.query_norm.scale, self.key_norm.scale
 
     def _heads(
-        self, query: Any, key: Any, value: Any, scales: PyTree, angles: Angles, pairing: str
+        self,
+        query: jax.Array,
+        key: jax.Array,
+        value: jax.Array,
+        scales: tuple[Any, Any],
+        angles: Angles,
+        pairing: str,
     ) -> tuple:
-        def split(x: jax.Array, heads: int, scale: Any = None) -> jax.Array:
+        def split(x: jax.Array, heads: int, scale: Array | None = None) -> jax.Array:
             if scale is not None and not self.norm_per_head:
                 x = normalised(x, scale)
             x = x.reshape((*x.shape[:-1], heads, self.head_size))
             return normalised(x, scale) if scale is not None and self.norm_per_head else x
 
-        def normalised(x: jax.Array, scale: Any) -> jax.Array:
+        def normalised(x: jax.Array, scale: Array) -> jax.Array:
             return rms_normalised(x, scale, self.query_norm.eps, self.query_norm.scale_offset)
 
         query = split(query, self.num_heads, scales[0])

@@ -45,7 +45,14 @@ class _BatchNorm(Module):
     _features_alone = False  # whether ``[batch, num_channels]`` is an input too
 
     def __init__(
-        self, num_channels, create_scale, create_offset, decay_rate, eps, data_format, name
+        self,
+        num_channels: int,
+        create_scale: bool,
+        create_offset: bool,
+        decay_rate: float,
+        eps: float,
+        data_format: str,
+        name: str | None,
     ):
         super().__init__(name=name)
         where = type(self).__name__

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from pax_export._foundations.check import checked_choice, checked_integer
 from pax_export._foundations.errors import InvalidArgumentError, InvalidArgumentTypeError
-from pax_export._foundations.types import Array, PRNGKey, PyTree
+from pax_export._foundations.types import Array, PRNGKey
 from pax_export.core import Declared, Module, ParameterModule
 from pax_export.nn import _arguments as arg
 from pax_export.nn._arguments import Initializer, normal, zeros
@@ -57,7 +57,13 @@ class Convolution(ParameterModule):
     _shown_if_not_one: tuple[str, ...] = ()
 
     def _set_sizes(
-        self, in_features, out_features, kernel_shape, stride, padding, data_format
+        self,
+        in_features: int,
+        out_features: int,
+        kernel_shape: int | Sequence[int],
+        stride: int | Sequence[int],
+        padding: str | Sequence[Any],
+        data_format: str,
     ) -> None:
         where, axes = type(self).__name__, self._spatial_axes()
         self.data_format = checked_choice(data_format, self._data_formats, f"{where}.data_format")
@@ -67,7 +73,13 @@ class Convolution(ParameterModule):
         self.stride = arg.per_axis(stride, axes, f"{where}.stride")
         self.padding = _static_padding(padding, axes, f"{where}.padding")
 
-    def _set_arrays(self, features: dict[str, int], w_init, b_init, rng_key) -> None:
+    def _set_arrays(
+        self,
+        features: dict[str, int],
+        w_init: Initializer | None,
+        b_init: Initializer | None,
+        rng_key: PRNGKey | None,
+    ) -> None:
         where = type(self).__name__
         key = arg.key_or_next(rng_key, f"{where}.rng_key")
         weight_key, bias_key = jax.random.split(key)
@@ -161,7 +173,7 @@ class Convolution(ParameterModule):
         return super()._repr({**own, **(info or {})})
 
 
-def _static_padding(padding: PyTree, axes: int, where: str) -> Padding:
+def _static_padding(padding: str | Sequence[Any], axes: int, where: str) -> Padding:
     """``"SAME"``, ``"VALID"``, or a pair of integers for each spatial axis."""
     if isinstance(padding, str):
         return checked_choice(padding, ("SAME", "VALID"), where)
@@ -189,9 +201,21 @@ class _Conv(Convolution):
     _shown_if_not_one = ("stride", "rate", "feature_group_count")
 
     def __init__(
-        self, in_features, out_features, kernel_shape, stride, rate, padding,
-        with_bias, w_init, b_init, data_format, feature_group_count, name, rng_key,
-    ):  # fmt: skip
+        self,
+        in_features: int,
+        out_features: int,
+        kernel_shape: int | Sequence[int],
+        stride: int | Sequence[int],
+        rate: int | Sequence[int],
+        padding: str | Sequence[Any],
+        with_bias: bool,
+        w_init: Initializer | None,
+        b_init: Initializer | None,
+        data_format: str,
+        feature_group_count: int,
+        name: str | None,
+        rng_key: PRNGKey | None,
+    ):
         super().__init__(name=name)
         where, axes = type(self).__name__, self._spatial_axes()
         if isinstance(padding, tuple):
@@ -251,9 +275,19 @@ class _ConvTranspose(Convolution):
     _shown = ("in_features", "out_features", "data_format", "padding", "stride", "with_bias")
 
     def __init__(
-        self, in_features, out_features, kernel_shape, stride, padding,
-        with_bias, w_init, b_init, data_format, name, rng_key,
-    ):  # fmt: skip
+        self,
+        in_features: int,
+        out_features: int,
+        kernel_shape: int | Sequence[int],
+        stride: int | Sequence[int],
+        padding: str | Sequence[Any],
+        with_bias: bool,
+        w_init: Initializer | None,
+        b_init: Initializer | None,
+        data_format: str,
+        name: str | None,
+        rng_key: PRNGKey | None,
+    ):
         super().__init__(name=name)
         self._set_sizes(in_features, out_features, kernel_shape, stride, padding, data_format)
         self.with_bias = bool(with_bias)

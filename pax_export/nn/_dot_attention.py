@@ -15,7 +15,7 @@ from pax_export._foundations.errors import (
     InvalidArgumentTypeError,
     first_line,
 )
-from pax_export._foundations.types import Array, PyTree
+from pax_export._foundations.types import Array
 from pax_export.nn import _arguments as arg
 from pax_export.nn._explicit import on_explicit_mesh
 
@@ -130,7 +130,7 @@ def _by_products(
     mask: Array | None,
     bias: Array | None,
     scale: float,
-    softcap: object,
+    softcap: float | None,
 ) -> jax.Array:
     batch, length, heads, size = query.shape
     kv_heads = key.shape[2]
@@ -149,7 +149,7 @@ def _of_one_query(
     mask: Array | None,
     bias: Array | None,
     scale: float,
-    softcap: object,
+    softcap: float | None,
 ) -> jax.Array:
     """Attention of one query per row: a block-diagonal product for all heads, without copies.
 
@@ -169,7 +169,7 @@ def _of_one_query(
 
 
 def _masked_softmax(
-    logits: Any, mask: Array | None, bias: Array | None, softcap: PyTree
+    logits: Array, mask: Array | None, bias: Array | None, softcap: float | None
 ) -> jax.Array:
     if softcap is not None:
         logits = softcap * jnp.tanh(logits / softcap)
@@ -188,7 +188,7 @@ def _group_heads(x: Array, kv_heads: int) -> jax.Array:
     return x.reshape((x.shape[0], kv_heads, x.shape[1] // kv_heads, *x.shape[2:]))
 
 
-def require_boolean_mask(mask: PyTree, where: str) -> jax.Array:
+def require_boolean_mask(mask: Array, where: str) -> jax.Array:
     """The mask as an array; raises for numbers, which some libraries add to the logits."""
     array = arg.as_array(mask)
     if array.dtype != bool:
@@ -232,7 +232,9 @@ def _check_inputs(query: Array, key: Array, value: Array) -> None:
         )
 
 
-def _check_options(softcap: Any, implementation: object, window: object, is_causal: bool) -> None:
+def _check_options(
+    softcap: float | None, implementation: str | None, window: int | None, is_causal: bool
+) -> None:
     where = "dot_product_attention"
     if implementation is not None:
         checked_choice(implementation, IMPLEMENTATIONS, f"{where}.implementation")

@@ -98,7 +98,14 @@ class PlainDense(Module):
         "down": {"in": "mlp", "out": "embed"},
     }
 
-    def __init__(self, dim: int, hidden_dim: int, activation: str, with_bias: bool, w_init: Any):
+    def __init__(
+        self,
+        dim: int,
+        hidden_dim: int,
+        activation: str,
+        with_bias: bool,
+        w_init: Initializer | None,
+    ):
         super().__init__()
         self.activation = activation
         linear = functools.partial(

@@ -37,7 +37,7 @@ class AxisSlice:
         return slice(self.start, self.stop, self.step)
 
 
-def _static_axes(axis: object, where: str) -> tuple[int, ...] | AxisSlice:
+def _static_axes(axis: int | Sequence[int], where: str) -> tuple[int, ...] | AxisSlice:
     """The form in which a layer keeps its axes."""
     try:
         if isinstance(axis, slice):
@@ -81,7 +81,9 @@ class _Norm(ParameterModule):
         "offset": Declared("bias", ("channels",), init=lambda layer: zeros),
     }
 
-    def _set_sizes(self, num_channels, axis, create_scale, create_offset, eps) -> None:
+    def _set_sizes(
+        self, num_channels: int, axis, create_scale: bool, create_offset: bool, eps: float
+    ) -> None:
         where = type(self).__name__
         self.num_channels = checked_integer(num_channels, f"{where}.num_channels", least=1)
         self.axis = _static_axes(axis, f"{where}.axis")
@@ -89,7 +91,12 @@ class _Norm(ParameterModule):
         self.create_offset = bool(create_offset)
         self.eps = checked_float(eps, f"{where}.eps")
 
-    def _initial_arrays(self, scale_init, offset_init, rng_key) -> list[jax.Array | None]:
+    def _initial_arrays(
+        self,
+        scale_init: Initializer | None,
+        offset_init: Initializer | None,
+        rng_key: PRNGKey | None,
+    ) -> list[jax.Array | None]:
         """Scale and offset; None if not created."""
         inits = (
             ("scale", self.create_scale, scale_init, ones),

@@ -129,7 +129,7 @@ def apply_scaled_gradients(
     return model, optimizer, adjust(loss_scale, finite)
 
 
-def require_model_and_optimizer(model: PyTree, optimizer: PyTree) -> None:
+def require_model_and_optimizer(model: Module, optimizer: Module) -> None:
     """Raises unless both are modules, in this order."""
     if hasattr(type(model), "remade") and not hasattr(type(optimizer), "remade"):
         raise InvalidArgumentTypeError(
@@ -149,7 +149,7 @@ def require_model_and_optimizer(model: PyTree, optimizer: PyTree) -> None:
             )
 
 
-def refuse_another_model(optimizer: PyTree, params: PyTree, error: Exception) -> None:
+def refuse_another_model(optimizer: Module, params: PyTree, error: Exception) -> None:
     """Raises if moments of an optimizer have another structure than the parameters."""
     for path, moments in named_modules(optimizer):
         if not (path and type(moments).__name__ == type(params).__name__):

@@ -188,7 +188,7 @@ def _missing_argument(name: str) -> InvalidArgumentTypeError:
     )
 
 
-def from_optax(transformation: object) -> Callable[[Any], OptaxOptimizer]:
+def from_optax(transformation: Any) -> Callable[[Any], OptaxOptimizer]:
     """Wraps an optax optimizer as a module.
 
     The module has optax's state. Called with gradients and parameters, it returns optax's negated

@@ -67,7 +67,7 @@ def build_update_fn(loss_fn: Callable[..., Any], *, scan_mode: bool = False) -> 
             write="def loss_fn(model, x, y): ... return loss, (loss, model)",
         )
 
-    def of_immutable(model: PyTree, *inputs: PyTree) -> Any:
+    def of_immutable(model: Module, *inputs: PyTree) -> Any:
         # The gradient's copy of a model is mutable; but what is changed and
         # not returned would be lost, so here it is an error.
         given = rebuild_tree(model)
@@ -81,7 +81,7 @@ def build_update_fn(loss_fn: Callable[..., Any], *, scan_mode: bool = False) -> 
     unchanged: list[bool] = []
     grad_fn = value_and_grad(of_immutable, has_aux=True)
 
-    def update(model: PyTree, optimizer: PyTree, *inputs: PyTree) -> tuple[Any, Any, Any]:
+    def update(model: Module, optimizer: Module, *inputs: PyTree) -> tuple[Any, Any, Any]:
         require_model_and_optimizer(model, optimizer)
         try:
             (loss, (aux, updated)), grads = grad_fn(model, *inputs)

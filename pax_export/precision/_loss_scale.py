@@ -17,7 +17,7 @@ import numpy as np
 from jax.tree_util import GetAttrKey, register_pytree_with_keys, tree_map
 
 from pax_export._foundations.errors import InvalidArgumentError, InvalidArgumentTypeError
-from pax_export._foundations.types import Array, PyTree
+from pax_export._foundations.types import Array, ArrayLike, PyTree
 from pax_export.precision._policy import is_floating
 
 T = TypeVar("T")
@@ -48,7 +48,7 @@ class StaticLossScale(jmp.StaticLossScale):
         512.0
     """
 
-    def __init__(self, loss_scale: object):
+    def __init__(self, loss_scale: jmp.LossScale):
         _set_fields(self, loss_scale=_as_scalar(loss_scale, "loss_scale"))
 
     def unscale(self, tree: T) -> T:
@@ -116,7 +116,7 @@ def _as_scalar(value: PyTree, name: str) -> jax.Array:
     return array.astype(array.dtype)  # not weakly typed any more
 
 
-def _set_fields(scale: object, **fields: object) -> None:
+def _set_fields(scale: jmp.LossScale, **fields: object) -> None:
     for name, value in fields.items():
         object.__setattr__(scale, name, value)
 
@@ -138,7 +138,7 @@ def unscale(scale: PyTree, tree: T) -> T:
     return scale.unscale(tree)
 
 
-def adjust(scale: PyTree, grads_finite: Any) -> Any:
+def adjust(scale: PyTree, grads_finite: ArrayLike) -> Any:
     """Returns the next state of a dynamic loss scale, ours, jmp's, or one with ``adjust``."""
     if type(scale).adjust is jmp.DynamicLossScale.adjust:
         return adjust_dynamic(scale, grads_finite)
@@ -149,14 +149,14 @@ def adjust(scale: PyTree, grads_finite: Any) -> Any:
 _LARGEST = 2.0**126
 
 
-def unscale_tree(tree: T, loss_scale: object) -> T:
+def unscale_tree(tree: T, loss_scale: ArrayLike) -> T:
     """Divides the arrays of a tree by a scale, in float32; each keeps its dtype."""
     # XLA multiplies by 1 / constant, which is 0 for 2**127.
     scale = jax.lax.optimization_barrier(jnp.asarray(loss_scale).astype(jnp.float32))
     return tree_map(lambda x: (x / scale).astype(jnp.result_type(x)), tree)
 
 
-def adjust_dynamic(scale: PyTree, grads_finite: Any) -> Any:
+def adjust_dynamic(scale: jmp.DynamicLossScale, grads_finite: ArrayLike) -> Any:
     """The next state of a `jmp.DynamicLossScale`; every field keeps its dtype."""
     if jnp.ndim(grads_finite) != 0:
         raise InvalidArgumentError(
@@ -175,7 +175,7 @@ def adjust_dynamic(scale: PyTree, grads_finite: Any) -> Any:
     return dataclasses.replace(scale, loss_scale=chosen, counter=counter)
 
 
-def _lowest_scale(scale: PyTree) -> Any:
+def _lowest_scale(scale: jmp.DynamicLossScale) -> Any:
     lowest = scale.min_loss_scale
     if isinstance(lowest, (int, float, np.ndarray, np.generic)):
         # A plain number leaves a weakly typed scale, jnp.asarray(2.0**15), as it
@@ -191,11 +191,11 @@ def _register_scale(cls: type, children: tuple[str, ...], static: tuple[str, ...
     """Registers a loss scale; rebuilding one runs no constructor."""
     keys = tuple([GetAttrKey(name) for name in children])
 
-    def flatten(scale: object) -> tuple[tuple, tuple]:
+    def flatten(scale: jmp.LossScale) -> tuple[tuple, tuple]:
         values = [getattr(scale, name) for name in children]
         return tuple(values), tuple([getattr(scale, name) for name in static])
 
-    def flatten_with_keys(scale: object) -> tuple[tuple, tuple]:
+    def flatten_with_keys(scale: jmp.LossScale) -> tuple[tuple, tuple]:
         values, aux = flatten(scale)
         return tuple(zip(keys, values)), aux
 

@@ -14,10 +14,10 @@ from pax_export._foundations.errors import (
     PolicyError,
     near_names,
 )
-from pax_export._foundations.types import PyTree
 from pax_export.core import (
     Chosen,
     Module,
+    Selector,
     apply_bottom_up,
     map_submodules,
     matcher,
@@ -104,7 +104,7 @@ def mixed_precision(
     return put(module, False)
 
 
-def under_policy(module: M, mp_policy: PyTree) -> M:
+def under_policy(module: M, mp_policy: jmp.Policy) -> M:
     """``net.at(...).policy(p)``; p may also be the text of a policy, or None to remove it."""
     if mp_policy is None:
         return remove_policies(module)
@@ -147,7 +147,7 @@ def _in_float32(policy: jmp.Policy) -> jmp.Policy:
     return jmp.Policy(param, compute, policy.output_dtype)
 
 
-def _exempt_modules(named: list[tuple[str, Any]], exempt: object) -> set[int]:
+def _exempt_modules(named: list[tuple[str, Any]], exempt: Selector) -> set[int]:
     """The ids of the modules that a filter matches; each filter must match some."""
     found: set[int] = set()
     for each in _as_filters(exempt):
@@ -169,13 +169,13 @@ def _exempt_modules(named: list[tuple[str, Any]], exempt: object) -> set[int]:
     return found
 
 
-def _as_filters(exempt: object) -> Iterable[Any]:
+def _as_filters(exempt: Selector) -> Iterable[Any]:
     if isinstance(exempt, Iterable) and not isinstance(exempt, (str, type, Module, Chosen)):
         return exempt
     return [exempt]
 
 
-def _require_matcher(each: object) -> Callable[[str, Any], Any]:
+def _require_matcher(each: Selector) -> Callable[[str, Any], Any]:
     found = matcher(each, anywhere=True)
     if found is not None:
         return found
@@ -186,11 +186,11 @@ def _require_matcher(each: object) -> Callable[[str, Any], Any]:
     )
 
 
-def _describe_filter(each: object) -> str:
+def _describe_filter(each: Selector) -> str:
     return each.__qualname__ if isinstance(each, type) else repr(each)
 
 
-def _suggest_filter(each: object, named: list[tuple[str, Any]]) -> str:
+def _suggest_filter(each: Selector, named: list[tuple[str, Any]]) -> str:
     """Suggestions: similar paths, or classes of the net."""
     if isinstance(each, str):
         paths = [path for path, _ in named if path]

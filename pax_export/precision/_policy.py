@@ -136,7 +136,7 @@ def policy_of(module: Module) -> jmp.Policy | None:
     return aspect_of(type(module), "mp_policy")
 
 
-def canonical_policy(policy: object) -> jmp.Policy:
+def canonical_policy(policy: jmp.Policy) -> jmp.Policy:
     """Interns equal policies, to find the derived class."""
     dtypes = [getattr(policy, f"{role}_dtype", None) for role in ("param", "compute", "output")]
     try:
@@ -161,7 +161,7 @@ def canonical_policy(policy: object) -> jmp.Policy:
 _MODULE_NAMES = frozenset([name for cls in Module.__mro__ for name in vars(cls)])
 
 
-def _under_policy(base: type, namespace: dict[str, Any], policy: PyTree) -> dict[str, Any]:
+def _under_policy(base: type, namespace: dict[str, Any], policy: jmp.Policy) -> dict[str, Any]:
     """Returns wrappers of the methods to which a policy applies."""
     if isinstance(policy, ViewPolicy):
         return {}

@@ -5,6 +5,7 @@ from pax_export.sharding._leaf_shardings import following, shardings
 from pax_export.sharding._mesh import abstract_mesh, make_mesh
 from pax_export.sharding._presets import data_parallel, fully_sharded, tensor_parallel
 from pax_export.sharding._rules import Rules
+from pax_export.sharding._rules import RulesLike as RulesLike
 from pax_export.sharding._shard import gather, init, keep, shard, shard_batch
 from pax_export.sharding._table import Row, Table, table
 

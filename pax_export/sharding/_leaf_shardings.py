@@ -19,6 +19,7 @@ from pax_export.sharding._rules import (
     Match,
     PathRule,
     Rules,
+    RulesLike,
     Sizes,
     leaf_paths,
 )
@@ -68,7 +69,7 @@ def _match_leaf(leaf: LeafPath, sizes: Sizes, rules: Rules) -> Match | None:
     return rules.match(leaf, sizes, ())
 
 
-def shardings(tree: PyTree, mesh: AnyMesh, rules: object = None) -> Any:
+def shardings(tree: PyTree, mesh: AnyMesh, rules: RulesLike = None) -> Any:
     """Returns the shardings of the leaves of a tree on a mesh.
 
     Args:
@@ -99,7 +100,7 @@ def shardings(tree: PyTree, mesh: AnyMesh, rules: object = None) -> Any:
     return treedef.unflatten(shardings_of_leaves(tree, mesh, rules))
 
 
-def shardings_of_leaves(tree: PyTree, mesh: AnyMesh, rules: object) -> list[NamedSharding]:
+def shardings_of_leaves(tree: PyTree, mesh: AnyMesh, rules: RulesLike) -> list[NamedSharding]:
     """The sharding of each leaf, in tree order."""
     found = leaf_shardings(leaf_paths(tree), sizes_of(mesh), Rules.of(rules))
     return [NamedSharding(mesh, PartitionSpec(*each.spec)) for each in found]
@@ -108,7 +109,7 @@ def shardings_of_leaves(tree: PyTree, mesh: AnyMesh, rules: object) -> list[Name
 # --- rules for what is like the parameters: optimizer states, gradients, averages -----
 
 
-def following(model: PyTree, rules: object = None) -> Rules:
+def following(model: PyTree, rules: RulesLike = None) -> Rules:
     """Returns rules that shard the state of an optimizer like the parameters.
 
     A leaf follows a parameter of its shape if its path ends with that of the parameter: the

@@ -11,7 +11,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from pax_export._foundations.check import checked_integer
 from pax_export._foundations.errors import InvalidArgumentTypeError, ShardingError
-from pax_export._foundations.types import AnyMesh, PyTree
+from pax_export._foundations.types import AnyMesh
 
 
 def make_mesh(devices: Sequence[Any] | None = None, **axes: int) -> Mesh:
@@ -115,11 +115,11 @@ def mesh_text(sizes: Mapping[str, int]) -> str:
     return ", ".join([f"{name}={size}" for name, size in sizes.items()])
 
 
-def names_in(entry: PyTree) -> tuple[str, ...]:
+def names_in(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
     """The mesh axes that an entry of a spec names."""
     return entry if isinstance(entry, tuple) else () if entry is None else (entry,)
 
 
-def parts_of(entry: object, sizes: Mapping[str, int]) -> int:
+def parts_of(entry: str | tuple[str, ...] | None, sizes: Mapping[str, int]) -> int:
     """Into how many parts an entry of a spec splits its axis."""
     return math.prod([sizes[name] for name in names_in(entry)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +28,8 @@ from pax_export.sharding._mesh import names_in
 from pax_export.transforms import Scan, StateAxes, Vmap
 
 Sizes = Mapping[str, int]
+#: Rules, or a mapping from paths, classes and selections to specs; see `Rules.of`.
+RulesLike: TypeAlias = "Rules | Mapping[Any, Any] | None"
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class Rules:
     """
 
     @staticmethod
-    def of(rules: object) -> Rules:
+    def of(rules: RulesLike) -> Rules:
         """Converts a mapping to rules.
 
         Args:
@@ -104,16 +106,16 @@ class Rules:
     #: Whether it takes precedence over specs declared with `with_sharding`.
     overrides = False
 
-    def __or__(self, other: object) -> Rules:
+    def __or__(self, other: RulesLike) -> Rules:
         return Either((*_alternatives_of(self), *_alternatives_of(Rules.of(other))))
 
-    def __ror__(self, other: object) -> Rules:
+    def __ror__(self, other: RulesLike) -> Rules:
         return Rules.of(other) | self
 
-    def __and__(self, other: object) -> Rules:
+    def __and__(self, other: RulesLike) -> Rules:
         return Both(self, Rules.of(other))
 
-    def __rand__(self, other: object) -> Rules:
+    def __rand__(self, other: RulesLike) -> Rules:
         return Both(Rules.of(other), self)
 
 

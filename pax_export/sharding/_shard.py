@@ -25,11 +25,12 @@ from pax_export._foundations.jaxpr import jaxpr_constants
 from pax_export._foundations.types import AnyMesh, PyTree
 from pax_export.sharding._leaf_shardings import require_axis, shardings_of_leaves
 from pax_export.sharding._mesh import names_in, require_devices, sizes_of
+from pax_export.sharding._rules import RulesLike
 
 T = TypeVar("T")
 
 
-def shard(tree: T, mesh: AnyMesh, rules: object = None) -> T:
+def shard(tree: T, mesh: AnyMesh, rules: RulesLike = None) -> T:
     """Places the arrays of a module on a mesh.
 
     With several processes, each one calls this with the same values and keeps its own part of them.
@@ -246,7 +247,7 @@ def _require_same(parts: Iterable[bytes], mesh: AnyMesh, what: str) -> None:
 # --- initial values on a mesh, without a full copy on any device ----------------------
 
 
-def init(constructor: Callable[[], T], mesh: Mesh, rules: object = None) -> T:
+def init(constructor: Callable[[], T], mesh: Mesh, rules: RulesLike = None) -> T:
     """Builds a module whose arrays are created on a mesh.
 
     The constructor is traced once and compiled; each device computes its own parts of the initial
@@ -299,7 +300,7 @@ class InitProgram:
         return jax.jit(self.function, out_shardings=self.shardings).lower(self.constants)
 
 
-def program_of(constructor: Callable[[], Any], mesh: Mesh, rules: object) -> InitProgram:
+def program_of(constructor: Callable[[], Any], mesh: Mesh, rules: RulesLike) -> InitProgram:
     """Returns the program that `init` compiles."""
     require_devices(mesh)
     # A new function each time: jax caches traces by function, and two models of one constructor

@@ -14,7 +14,7 @@ from pax_export._foundations.types import AnyMesh, PyTree
 from pax_export.core import Spec
 from pax_export.sharding._leaf_shardings import LeafSharding, leaf_shardings, spec_text
 from pax_export.sharding._mesh import mesh_text, sizes_of
-from pax_export.sharding._rules import Rules, Sizes, leaf_paths
+from pax_export.sharding._rules import Rules, RulesLike, Sizes, leaf_paths
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class Table:
         )
 
 
-def table(tree: PyTree, mesh: AnyMesh, rules: object = None) -> Table:
+def table(tree: PyTree, mesh: AnyMesh, rules: RulesLike = None) -> Table:
     """Plans the placement of a module: the shards and bytes per device.
 
     Nothing is placed or computed: module and mesh may be abstract.

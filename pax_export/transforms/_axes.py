@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -51,6 +51,8 @@ from pax_export.transforms._rng_split import SplitRngs, is_stacked
 from pax_export.transforms._sharding import PARTITION_NAME, with_stacked_axis, without_stacked_axis
 
 Axes = list[int | None]
+#: An axis for all leaves below it, or one for each part.
+AxisPrefix: TypeAlias = "int | StateAxes | Sequence[AxisPrefix] | Mapping[str, AxisPrefix] | None"
 
 
 class StateAxes(Mapping):

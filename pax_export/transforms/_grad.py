@@ -26,6 +26,7 @@ from pax_export.core import (
     EmptyNode,
     Node,
     Param,
+    Selector,
     as_filter,
     describe_array,
     differentiating,
@@ -64,7 +65,7 @@ def value_and_grad(
     allow_int: bool = False,
     reduce_axes: Sequence[Any] = (),
     *,
-    wrt: object = Param,
+    wrt: Selector = Param,
 ) -> Callable[..., tuple[Any, Any]]:
     """Makes a function that returns a loss and its gradients.
 
@@ -157,7 +158,7 @@ def grad(
     allow_int: bool = False,
     reduce_axes: Sequence[Any] = (),
     *,
-    wrt: object = Param,
+    wrt: Selector = Param,
 ) -> Callable[..., Any]:
     """Makes a function that returns the gradients of a loss.
 
@@ -252,7 +253,7 @@ def _require_module(argnums: int | Sequence[int], args: tuple, call: LiftedCall)
         )
 
 
-def _require_match(wrt: object, targets: Sequence[_DiffArgument]) -> None:
+def _require_match(wrt: Selector, targets: Sequence[_DiffArgument]) -> None:
     """Raises if ``wrt`` names what no module to differentiate has, or names and selects nothing."""
     modules = [part.value for target in targets for part in target.parts if part.is_module]
     is_class = isinstance(wrt, type) and issubclass(wrt, Node)
@@ -275,7 +276,7 @@ class _DiffArgument:
     """An argument to differentiate, and the numbers of the leaves that are."""
 
     def __init__(
-        self, argument: object, call: LiftedCall, argnum: int, wrt: object, select: Callable
+        self, argument: object, call: LiftedCall, argnum: int, wrt: Selector, select: Callable
     ):
         self.argument, self.call, self.place = argument, call, argnum
         self.by_parameters = wrt is Param

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from types import MappingProxyType, MethodType
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pax_export._foundations.errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._foundations.types import PyTree
-from pax_export.core import Module, is_node, lent_to_constructors, made_of
-from pax_export.transforms._axes import MapOptions, StateAxes
+from pax_export.core import Module, Selector, is_node, lent_to_constructors, made_of
+from pax_export.transforms._axes import AxisPrefix, MapOptions, StateAxes
 from pax_export.transforms._lift import LiftedCall, Strict, put_back, take_out
 from pax_export.transforms._remat import remat
 from pax_export.transforms._scan import scan
@@ -199,14 +199,14 @@ class Vmap(Lifted):
         self,
         ctor: Callable[..., Any],
         *,
-        in_axes: object = 0,
-        out_axes: object = 0,
-        axis_name: object = None,
+        in_axes: AxisPrefix = 0,
+        out_axes: AxisPrefix = 0,
+        axis_name: Hashable = None,
         axis_size: int | None = None,
-        spmd_axis_name: object = None,
-        in_axes_kwargs: object = 0,
+        spmd_axis_name: Hashable = None,
+        in_axes_kwargs: AxisPrefix = 0,
         state_axes: Mapping[Any, int | None] = ALL_AT_0,
-        split_rngs: object = ...,
+        split_rngs: Selector = ...,
         transform_metadata: Mapping[str, Any] = MappingProxyType({}),
     ): ...
 
@@ -264,12 +264,12 @@ class Scan(Lifted):
         reverse: bool = False,
         unroll: int | bool = 1,
         _split_transpose: bool = False,
-        in_axes: object = 0,
-        in_axes_kwargs: object = 0,
-        out_axes: object = 0,
+        in_axes: AxisPrefix = 0,
+        in_axes_kwargs: AxisPrefix = 0,
+        out_axes: AxisPrefix = 0,
         carry_argnum: int = 1,
         state_axes: Mapping[Any, int | None] = ALL_AT_0,
-        split_rngs: object = ...,
+        split_rngs: Selector = ...,
         transform_metadata: Mapping[str, Any] = MappingProxyType({}),
         scan_output: bool = True,
     ): ...

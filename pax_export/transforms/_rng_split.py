@@ -14,6 +14,7 @@ from pax_export._foundations.errors import InvalidArgumentTypeError
 from pax_export._foundations.types import PyTree
 from pax_export.core import (
     FilteredLeaf,
+    Selector,
     as_rule,
     has_names,
     is_random_key,
@@ -67,7 +68,7 @@ def rng_fold(index: int) -> AbstractContextManager[None]:
 class SplitRngs:
     """The selection of ``split_rngs``: keys of modules, and whether to split the ambient stream."""
 
-    def __init__(self, filters: object):
+    def __init__(self, filters: Selector):
         self.rule = as_rule(filters)  # which leaves of a module are split, if they are keys
         key = jax.ShapeDtypeStruct((2,), jnp.uint32)
         self._stream = FilteredLeaf((AMBIENT,), key, (_StreamModule(),), AMBIENT)

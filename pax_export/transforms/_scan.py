@@ -13,8 +13,9 @@ from jax.tree_util import tree_flatten, tree_leaves, tree_map, tree_structure
 from pax_export._foundations.check import checked_integer
 from pax_export._foundations.errors import InvalidArgumentError, StructureMismatchError
 from pax_export._foundations.types import PyTree
-from pax_export.core import is_node, structure_differences
+from pax_export.core import Selector, is_node, structure_differences
 from pax_export.transforms._axes import (
+    AxisPrefix,
     MapOptions,
     MappedArguments,
     Target,
@@ -221,12 +222,12 @@ def scan(
     reverse: bool = False,
     unroll: int | bool = 1,
     _split_transpose: bool = False,
-    in_axes: object = 0,
-    in_axes_kwargs: object = 0,
-    out_axes: object = 0,
+    in_axes: AxisPrefix = 0,
+    in_axes_kwargs: AxisPrefix = 0,
+    out_axes: AxisPrefix = 0,
     carry_argnum: int = 0,
     state_axes: Mapping[Any, int | None] | None = None,
-    split_rngs: object = ...,
+    split_rngs: Selector = ...,
     transform_metadata: Mapping[str, Any] = MappingProxyType({}),
     scan_output: bool = True,
 ) -> Callable[..., Any]:

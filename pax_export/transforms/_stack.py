@@ -12,8 +12,8 @@ from jax.tree_util import tree_leaves, tree_structure
 
 from pax_export._foundations.check import checked_integer
 from pax_export._foundations.errors import InvalidArgumentError, StructureMismatchError
-from pax_export._foundations.types import Array, PyTree
-from pax_export.core import describe_array, is_node, leaves_of, structure_differences
+from pax_export._foundations.types import Array
+from pax_export.core import Module, describe_array, is_node, leaves_of, structure_differences
 from pax_export.transforms._checks import check_axis_fits
 from pax_export.transforms._sharding import with_stacked_axis, without_stacked_axis
 
@@ -64,7 +64,7 @@ def stack_layers(layers: Sequence[Any], *, axis: int = 0, axis_label: str | None
     return with_stacked_axis(stacked, [axis] * len(leaves), axis_label)
 
 
-def _require_equal(first: PyTree, layer: PyTree, number: int) -> None:
+def _require_equal(first: Module, layer: Module, number: int) -> None:
     if tree_structure(first) != tree_structure(layer):
         lines = structure_differences(first, layer) or ["the treedefs differ"]
     else:
@@ -85,13 +85,13 @@ def _require_equal(first: PyTree, layer: PyTree, number: int) -> None:
         )
 
 
-def _leaves_with_names(layer: PyTree) -> list[tuple[str, Any]]:
+def _leaves_with_names(layer: Module) -> list[tuple[str, Any]]:
     if is_node(layer):
         return [(leaf.name, leaf.value) for leaf in leaves_of(layer)]
     return [(f"leaf {i}", leaf) for i, leaf in enumerate(tree_leaves(layer))]
 
 
-def unstack_layers(stacked: PyTree, *, axis: int = 0) -> list[Any]:
+def unstack_layers(stacked: Module, *, axis: int = 0) -> list[Any]:
     """Splits a stacked module into a list of layers: the inverse of `stack_layers`.
 
     Args:

@@ -13,8 +13,9 @@ import jax.numpy as jnp
 
 from pax_export._foundations.errors import InvalidArgumentTypeError
 from pax_export._foundations.types import PyTree
-from pax_export.core import Module
+from pax_export.core import Module, Selector
 from pax_export.transforms._axes import (
+    AxisPrefix,
     MapOptions,
     MappedArguments,
     Target,
@@ -33,14 +34,14 @@ from pax_export.transforms._rng_split import split_for
 def vmap(
     f: Callable[..., Any],
     *,
-    in_axes: object = 0,
-    out_axes: object = 0,
-    axis_name: object = None,
+    in_axes: AxisPrefix = 0,
+    out_axes: AxisPrefix = 0,
+    axis_name: Hashable = None,
     axis_size: int | None = None,
-    spmd_axis_name: object = None,
-    in_axes_kwargs: object = 0,
+    spmd_axis_name: Hashable = None,
+    in_axes_kwargs: AxisPrefix = 0,
     state_axes: Mapping[Any, int | None] | None = None,
-    split_rngs: object = ...,
+    split_rngs: Selector = ...,
     transform_metadata: Mapping[str, Any] = MappingProxyType({}),
 ) -> Callable[..., Any]:
     """Makes a function that calls another one for every index of an axis, in parallel.
@@ -145,7 +146,7 @@ class _Run:
         self.advanced = {number: pair[0] for number, pair in pairs.items()}
         self.keys = {number: pair[1] for number, pair in pairs.items()}
 
-    def of_all(self, one_call: Callable[..., Any], out_axes: object) -> Any:
+    def of_all(self, one_call: Callable[..., Any], out_axes: AxisPrefix) -> Any:
         """Maps a function of one call over all calls."""
         of_all = jax.vmap(one_call, (self.axes, 0, 0), out_axes, **self.names)
         return of_all(self.mapped, self.keys, jnp.arange(self.size))

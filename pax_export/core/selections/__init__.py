@@ -13,6 +13,7 @@ from pax_export.core.selections._filters import (
     PathContains,
     PathIn,
     RngState,
+    Selector,
     State,
     as_filter,
     as_rule,

@@ -6,9 +6,10 @@ pickles, is `pax_export.transforms`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import EllipsisType
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -167,7 +168,7 @@ class PathIn:
 class _Several:
     """A filter composed of filters."""
 
-    def __init__(self, *filters: object):
+    def __init__(self, *filters: Selector):
         for each in filters:
             as_filter(each)  # raises an error here, where the filter is made
         self.filters = filters
@@ -248,7 +249,14 @@ for _each in (*PLAIN_FILTERS, *MADE_FILTERS):
 # --- selection -----------------------------------------------------------------------
 
 
-def as_filter(value: object) -> Callable[[Any], Mask]:
+#: What selects modules or leaves: a path, a class, a selection, a predicate, or several of them.
+Selector: TypeAlias = (
+    str | type | bool | EllipsisType | Node | Chosen | Callable[..., Any] | All | AnyOf | Not
+    | Sequence[Any] | None
+)  # fmt: skip
+
+
+def as_filter(value: Selector) -> Callable[[Any], Mask]:
     """Returns a function that tests whether a filter selects a leaf of a module."""
     rule = as_rule(value)
     return lambda module: rule(module, leaves_of(module))
@@ -273,7 +281,7 @@ def as_rule(value: object) -> Rule:
     return lambda module, leaves: [test(leaf) for leaf in leaves]
 
 
-def _test_of(value: object) -> Callable[[FilteredLeaf], bool]:
+def _test_of(value: Selector) -> Callable[[FilteredLeaf], bool]:
     """A filter that needs to see one leaf at a time only."""
     if value is ... or value is True:
         return lambda leaf: True
@@ -357,7 +365,7 @@ def is_random_key(leaf: FilteredLeaf) -> bool:
 # --- names that must exist ----------------------------------------------------------------
 
 
-def has_names(value: object) -> bool:
+def has_names(value: Selector) -> bool:
     """Whether a filter names something that it selects: a path, or a key of one.
 
     A class may select nothing: code for any net excludes its batch norms by `Not(BatchNorm1D)`.
@@ -376,7 +384,7 @@ def _names_in(value: PyTree) -> Iterator[Any]:
         yield value
 
 
-def require_names(value: object, modules: Iterable[Any], where: str) -> None:
+def require_names(value: Selector, modules: Iterable[Any], where: str) -> None:
     """Raises if a filter names a path that none of these modules has."""
     if not has_names(value):
         return
@@ -392,7 +400,7 @@ def require_names(value: object, modules: Iterable[Any], where: str) -> None:
 
 
 def require_names_among(
-    value: object, leaves: list[FilteredLeaf], where: str, places: Iterable[FilteredLeaf] = ()
+    value: Selector, leaves: list[FilteredLeaf], where: str, places: Iterable[FilteredLeaf] = ()
 ) -> None:
     """Raises if a filter names nothing among these leaves, or modules, which may be empty."""
     for each in _names_in(value):

@@ -15,6 +15,7 @@ from pax_export.core._tree import Node, attributes_of
 from pax_export.core.selections._filters import (
     MADE_FILTERS,
     PLAIN_FILTERS,
+    Selector,
     as_rule,
     leaves_of,
     require_names,
@@ -52,7 +53,7 @@ def find(tree: PyTree, what: object) -> tuple[Steps, ...]:
     return found
 
 
-def _find_paths(tree: PyTree, what: object) -> tuple[Steps, ...]:
+def _find_paths(tree: PyTree, what: Selector) -> tuple[Steps, ...]:
     if what is ... or what is True:
         return ((),)
     if isinstance(what, str):
@@ -164,13 +165,13 @@ def in_order(tree: PyTree, paths: Iterable[Steps]) -> tuple[Steps, ...]:
 # --- suggestions ----------------------------------------------------------------------
 
 
-def _describe_selector(what: object) -> str:
+def _describe_selector(what: Selector) -> str:
     if isinstance(what, type):
         return what.__qualname__
     return (repr(what) if isinstance(what, str) else f"{type(what).__name__}: {what!r}")[:120]
 
 
-def _suggest_selector(tree: PyTree, what: object) -> str:
+def _suggest_selector(tree: PyTree, what: Selector) -> str:
     places = places_of(tree)
     if isinstance(what, str):
         paths = [place.path for place in places]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +31,9 @@ from pax_export.core.selections._paths import (
     value_at,
 )
 from pax_export.core.selections._verbs import freeze_at, reinitialize, unfreeze_at
+
+if TYPE_CHECKING:
+    from pax_export.core.selections._filters import Selector
 
 
 class Selection(Chosen):
@@ -69,7 +72,7 @@ class Selection(Chosen):
         object.__setattr__(self, "paths", paths)
 
     @classmethod
-    def of(cls, net: Node, what: object) -> Self:
+    def of(cls, net: Node, what: Selector) -> Self:
         """Selects parts of a module, as ``net.at(what)`` does.
 
         Args:
@@ -130,7 +133,7 @@ class Selection(Chosen):
 
     # --- other selections ------------------------------------------------------------
 
-    def at(self, what: object) -> Selection:
+    def at(self, what: Selector) -> Selection:
         """Selects within these parts: paths begin at each of them.
 
         Args:
@@ -152,10 +155,10 @@ class Selection(Chosen):
             raise error
         return Selection(self.root, in_order(self.root, found))
 
-    def __or__(self, other: object) -> Selection:
+    def __or__(self, other: Selector) -> Selection:
         return Selection(self.root, in_order(self.root, self.paths + self._beside(other).paths))
 
-    def __and__(self, other: object) -> Selection:
+    def __and__(self, other: Selector) -> Selection:
         other = self._beside(other)
         mine, others = set(self.paths), set(other.paths)
         both = [steps for steps in self.paths if at_or_below(steps, others)]
@@ -165,7 +168,7 @@ class Selection(Chosen):
     def __invert__(self) -> Selection:
         return self._made(rest_of(self.root, self.paths), "all but the whole net")
 
-    def _beside(self, other: object) -> Selection:
+    def _beside(self, other: Selector) -> Selection:
         """Another selection of the net."""
         if not isinstance(other, Selection):
             return Selection.of(self.root, other)

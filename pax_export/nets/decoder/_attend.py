@@ -19,7 +19,13 @@ from pax_export.nets.decoder._cache import DecoderCache, places_of, read_store, 
 from pax_export.nets.decoder._config import DecoderConfig
 from pax_export.nets.decoder._layer import alibi_bias, seen_in_order
 from pax_export.nets.decoder._layer_kind import LayerKind
-from pax_export.nn import RotaryScaling, alibi_slopes, rotary_angles, rotary_frequencies
+from pax_export.nn import (
+    GroupedQueryAttention,
+    RotaryScaling,
+    alibi_slopes,
+    rotary_angles,
+    rotary_frequencies,
+)
 
 Stores = tuple  # keys, values, window_keys, window_values of a cache; empty without one
 
@@ -66,7 +72,7 @@ class UncachedCall:
         """The length of the context: the number of tokens, or the capacity of a cache."""
         return self.positions.shape[1]
 
-    def not_read(self, tokens: Array, counts: PyTree) -> jax.Array:
+    def not_read(self, tokens: Array, counts: Array) -> jax.Array:
         """``[batch]``: rows with a token outside of the vocabulary, or without a position.
 
         Args:
@@ -83,7 +89,7 @@ class UncachedCall:
             return False
         return self.positions >= self.config.max_positions
 
-    def after(self, stores: Stores, counts: object) -> DecoderCache | None:
+    def after(self, stores: Stores, counts: Array) -> DecoderCache | None:
         """Returns the cache after the call, or None."""
         return None
 
@@ -91,18 +97,23 @@ class UncachedCall:
         """Whether layers of a kind have stores that are written in circles."""
         return False
 
-    def projected(self, attention: PyTree, x: Array, kind: LayerKind) -> tuple:
+    def projected(self, attention: GroupedQueryAttention, x: Array, kind: LayerKind) -> tuple:
         """Queries, keys and values of a layer."""
         return attention.project(x, self.angles(kind), self.config.rotary_pairing)
 
-    def bias(self, places: object) -> Any:
+    def bias(self, places: Array) -> Any:
         """Returns the bias added to the logits for keys at these positions, or None."""
         if self.config.positions != "alibi":
             return None
         return alibi_bias(alibi_slopes(self.config.num_heads), places, self.positions)
 
     def attend(
-        self, attention: PyTree, x: Array, kind: LayerKind, index: int, stores: Stores
+        self,
+        attention: GroupedQueryAttention,
+        x: Array,
+        kind: LayerKind,
+        index: int,
+        stores: Stores,
     ) -> tuple:
         """The heads of layer `index` of its kind, and the updated stores."""
         query, key, value = self.projected(attention, x, kind)
@@ -113,7 +124,7 @@ class UncachedCall:
 class CachedReading(UncachedCall):
     """A call that appends ``counts[row]`` of `length` tokens to each row of a cache."""
 
-    def __init__(self, config: DecoderConfig, cache: DecoderCache, counts: PyTree, length: object):
+    def __init__(self, config: DecoderConfig, cache: DecoderCache, counts: Array, length: object):
         steps = jnp.arange(length, dtype=jnp.int32)[None, :]
         self.start, self.length, self.cache = cache.lengths[:, None], length, cache
         super().__init__(config, self.start + steps)
@@ -136,7 +147,7 @@ class CachedReading(UncachedCall):
         outside = (self.positions < 0) | (self.positions >= self.cache.max_length)
         return outside | super()._has_no_place()
 
-    def after(self, stores: Stores, counts: object) -> DecoderCache:
+    def after(self, stores: Stores, counts: Array) -> DecoderCache:
         keys, values, window_keys, window_values = stores
         return replace(
             self.cache, keys=keys, values=values, window_keys=window_keys,
@@ -147,7 +158,12 @@ class CachedReading(UncachedCall):
         return kind.window is not None and self.cache.is_rolling
 
     def attend(
-        self, attention: PyTree, x: Array, kind: LayerKind, index: int, stores: Stores
+        self,
+        attention: GroupedQueryAttention,
+        x: Array,
+        kind: LayerKind,
+        index: int,
+        stores: Stores,
     ) -> tuple:
         query, key, value = self.projected(attention, x, kind)
         first = 2 if self.rolls(kind) else 0
@@ -166,9 +182,15 @@ class CachedReading(UncachedCall):
         return heads, (*stores[:first], *pair, *stores[first + 2 :])
 
     def _heads_of(
-        self, attention: Any, query: Any, pair: PyTree, index: object, mask: Any, bias: Any,
+        self,
+        attention: GroupedQueryAttention,
+        query: Array,
+        pair: PyTree,
+        index: object,
+        mask: Array,
+        bias: Array,
         count: int | None,
-    ) -> jax.Array:  # fmt: skip
+    ) -> jax.Array:
         """The heads of a layer that sees the first ``count`` places of its stores; None is all."""
         seen = [read_store(store, index, query.dtype, count) for store in pair]
         bias = bias if bias is None else bias[..., :count]
@@ -224,7 +246,7 @@ class FilledPlaces:
     XLA's shapes are fixed, so each prefix is a program; a call takes the shortest of up to three.
     """
 
-    def __init__(self, room: object, filled: PyTree):
+    def __init__(self, room: object, filled: Array):
         self.parts = parts_of(room)
         passed = [filled > count for count in self.parts]
         self._chosen = sum(passed, jnp.zeros((), jnp.int32))

@@ -13,6 +13,7 @@ from jax.tree_util import tree_flatten, tree_leaves, tree_map
 from pax_export._foundations.check import checked_choice
 from pax_export._foundations.errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._foundations.jax import is_tracer
+from pax_export._foundations.types import Array, DTypeLike
 from pax_export.core import Module
 from pax_export.nets.decoder._attend import CachedReading, UncachedCall
 from pax_export.nets.decoder._cache import DecoderCache, new_store, sizes_of_net
@@ -28,6 +29,7 @@ from pax_export.nets.decoder._sizes import (
 )
 from pax_export.nn import (
     Embed,
+    GroupedQueryAttention,
     Linear,
     join_specs,
     normal,
@@ -97,7 +99,11 @@ class Decoder(Module):
     _pax_stacked = ("layers",)  # which sharding asks: its first axis is that of layers
 
     def __init__(
-        self, config: DecoderConfig, layers: str = "scanned", dtype: Any = None, remat: bool = True
+        self,
+        config: DecoderConfig,
+        layers: str = "scanned",
+        dtype: DTypeLike | None = None,
+        remat: bool = True,
     ):
         super().__init__()
         _check_config(config, "Decoder.config")
@@ -282,7 +288,7 @@ class Decoder(Module):
         rolled = [window for window in windows if rolling and window is not None]
         tail = (config.num_kv_heads, config.head_size)
 
-        def pair(layers: int, places: Any) -> tuple:
+        def pair(layers: int, places: int) -> tuple:
             shape = (layers, batch, places, *tail)
             return new_store(shape, dtype, listed), new_store(shape, dtype, listed)
 
@@ -299,8 +305,8 @@ class Decoder(Module):
 
     def __call__(
         self,
-        tokens: Any,
-        lengths: Any = None,
+        tokens: Array,
+        lengths: Array | None = None,
         *,
         cache: DecoderCache | None = None,
         last_only: bool = False,
@@ -347,7 +353,9 @@ class Decoder(Module):
             self._check_room(cache, counts)
         return _compiled_call(self, tokens, counts, cache, last_only=bool(last_only))
 
-    def _read(self, tokens: Any, counts: Any, cache: DecoderCache | None, last_only: bool) -> Any:
+    def _read(
+        self, tokens: Array, counts: Array, cache: DecoderCache | None, last_only: bool
+    ) -> Any:
         if cache is not None and cache.is_listed and self.is_scanned:
             # The number of a layer is a number of the loop, by which no tuple is asked.
             logits, after = self._read(tokens, counts, cache.stacked(), last_only)
@@ -369,7 +377,7 @@ class Decoder(Module):
         logits = jnp.where(not_read, jnp.nan, logits)
         return logits if cache is None else (logits, reading.after(stores, counts))
 
-    def _embedded(self, tokens: Any, reading: UncachedCall) -> jax.Array:
+    def _embedded(self, tokens: Array, reading: UncachedCall) -> jax.Array:
         config, h = self.config, self.embed(tokens)
         if config.embed_scale != 1.0:
             h = h * jnp.asarray(config.embed_scale, h.dtype)
@@ -379,7 +387,7 @@ class Decoder(Module):
             h = h + sinusoidal_positions(reading.positions, config.dim).astype(h.dtype)
         return h
 
-    def _logits(self, h: Any) -> jax.Array:
+    def _logits(self, h: jax.Array) -> jax.Array:
         dtype = jnp.promote_types(h.dtype, jnp.float32)
         if self.config.tied:
             table = weight_in_use(self.embed)
@@ -391,7 +399,7 @@ class Decoder(Module):
         cap = self.config.logit_softcap
         return logits if cap is None else cap * jnp.tanh(logits / cap)
 
-    def _through_layers(self, h: Any, stores: tuple, reading: UncachedCall) -> tuple:
+    def _through_layers(self, h: Array, stores: tuple, reading: UncachedCall) -> tuple:
         config = self.config
         kinds = config.kinds
         groups, rest = divmod(config.num_layers, len(kinds))
@@ -399,12 +407,12 @@ class Decoder(Module):
         rolls = [reading.rolls(kind) for kind in kinds]
         of_group = [sum(rolls), len(rolls) - sum(rolls)]
 
-        def call(layer: Any, h: Any, stores: tuple, group: Any, number: int) -> tuple:
+        def call(layer: Module, h: Array, stores: tuple, group: Any, number: int) -> tuple:
             before = rolls[:number].count(rolls[number])
             index = group * of_group[0 if rolls[number] else 1] + before
             after = stores
 
-            def attend(attention: Any, x: Any) -> Any:
+            def attend(attention: GroupedQueryAttention, x: Array) -> Any:
                 nonlocal after
                 heads, after = reading.attend(attention, x, kinds[number], index, stores)
                 return heads
@@ -412,7 +420,7 @@ class Decoder(Module):
             # Arrays that a policy widens inside a layer keep their dtype between layers.
             return layer(h, attend).astype(h.dtype), after
 
-        def of_list(layers: Any, h: Any, stores: tuple, group: Any) -> tuple:
+        def of_list(layers: Any, h: Array, stores: tuple, group: Any) -> tuple:
             for number, layer in enumerate(layers):
                 h, stores = call(layer, h, stores, group, number)
             return h, stores
@@ -439,7 +447,7 @@ class Decoder(Module):
 
     # --- checks ---------------------------------------------------------------------------
 
-    def _counts(self, lengths: Any, batch: Any, length: Any) -> jax.Array:
+    def _counts(self, lengths: Array | None, batch: Any, length: Any) -> jax.Array:
         if lengths is None:
             return jnp.broadcast_to(jnp.asarray(length, jnp.int32), (batch,))
         if not is_tracer(lengths) and isinstance(length, int):
@@ -453,7 +461,7 @@ class Decoder(Module):
                 )
         return jnp.clip(lengths.astype(jnp.int32), 0, length)
 
-    def _check_tokens(self, tokens: Any, lengths: Any) -> None:
+    def _check_tokens(self, tokens: Array, lengths: Array | None) -> None:
         if tokens.ndim != 2:
             raise InvalidArgumentError(
                 "Tokens must have shape [batch, length].",
@@ -470,7 +478,7 @@ class Decoder(Module):
             )
         check_ids(tokens, lengths, self.config.vocab_size, "Decoder(tokens)")
 
-    def _check_cache(self, cache: Any, batch: Any) -> None:
+    def _check_cache(self, cache: DecoderCache | None, batch: Any) -> None:
         config, where = self.config, "Decoder(cache=...)"
         if not isinstance(cache, DecoderCache):
             raise InvalidArgumentTypeError(
@@ -498,7 +506,7 @@ class Decoder(Module):
                 write=f"lm.init_cache({batch}, max_length)",
             )
 
-    def _check_room(self, cache: DecoderCache, counts: Any) -> None:
+    def _check_room(self, cache: DecoderCache, counts: Array) -> None:
         old = cache.lengths
         room = cache.max_length
         if is_tracer(old) or is_tracer(counts) or not isinstance(room, int):
@@ -540,7 +548,9 @@ class Decoder(Module):
 
 
 @partial(jax.jit, static_argnames="last_only", inline=True)
-def _compiled_call(lm: Decoder, tokens: Any, counts: Any, cache: Any, *, last_only: bool) -> Any:
+def _compiled_call(
+    lm: Decoder, tokens: Array, counts: Array, cache: DecoderCache | None, *, last_only: bool
+) -> Any:
     # Called directly, this would recompile its loop each time; within a program it does not exist.
     if not on_explicit_mesh((lm, tokens, cache)):
         return lm._read(tokens, counts, cache, last_only)
@@ -558,7 +568,7 @@ def _compiled_call(lm: Decoder, tokens: Any, counts: Any, cache: Any, *, last_on
     return logits if cache is None else (logits, structure.unflatten(stores))
 
 
-def _group_layers(x: Any, groups: int, size: int) -> Any:
+def _group_layers(x: Array, groups: int, size: int) -> Any:
     """Reshapes ``[layers, ...]`` to ``[groups, size, ...]``, without the remainder."""
     if size == 1:
         return x

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from pax_export._foundations.types import Array
 from pax_export.core import Module
 from pax_export.nets.decoder._config import DecoderConfig
 from pax_export.nn import (
@@ -78,7 +79,7 @@ class DecoderLayer(Module):
         if config.post_norms:
             self.attention_post_norm, self.dense_post_norm = norm_of(config), norm_of(config)
 
-    def __call__(self, h: Any, attend: Attend) -> jax.Array:
+    def __call__(self, h: jax.Array, attend: Attend) -> jax.Array:
         """Applies the layer.
 
         Args:
@@ -106,7 +107,7 @@ def seen_in_order(places: Any, positions: Any, window: int | None) -> jax.Array:
     return seen if window is None else seen & (keys > queries - window)
 
 
-def alibi_bias(slopes: object, places: Any, positions: Any) -> jax.Array:
+def alibi_bias(slopes: Array, places: Array, positions: Array) -> jax.Array:
     """``[batch, heads, length, keys]``: how much less a query sees of distant keys."""
     distance = places[:, None, None, :] - positions[:, None, :, None]
     return jnp.asarray(slopes, jnp.float32)[None, :, None, None] * distance

@@ -7,12 +7,13 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from pax_export._foundations.types import Array, PyTree
+from pax_export._foundations.types import Array
 from pax_export.nets.decoder._attend import Stores, UncachedCall
 from pax_export.nets.decoder._config import DecoderConfig
 from pax_export.nets.decoder._decoder import Decoder
 from pax_export.nets.decoder._layer import seen_in_order
 from pax_export.nets.decoder._layer_kind import LayerKind
+from pax_export.nn import GroupedQueryAttention
 
 #: Writes new vectors into the store of one layer, ``[batch, kv_heads, places, head_size]``.
 Put = Callable[[Any, Any], Any]
@@ -37,14 +38,19 @@ class PlacedReading(UncachedCall):
         return self.held.shape[1]
 
     def attend(
-        self, attention: PyTree, x: Array, kind: LayerKind, index: int, stores: Stores
+        self,
+        attention: GroupedQueryAttention,
+        x: Array,
+        kind: LayerKind,
+        index: int,
+        stores: Stores,
     ) -> tuple:
         heads, pair = self.attend_layer(attention, x, kind, [each[index] for each in stores])
         changed = [(*all[:index], own, *all[index + 1 :]) for all, own in zip(stores, pair)]
         return heads, tuple(changed)
 
     def attend_layer(
-        self, attention: PyTree, x: Array, kind: LayerKind, pair: Sequence[Any]
+        self, attention: GroupedQueryAttention, x: Array, kind: LayerKind, pair: Sequence[Any]
     ) -> tuple[Any, Sequence[Any]]:
         """The heads of a layer with these keys and values, and both with the new ones."""
         query, *new = self.projected(attention, x, kind)

@@ -12,7 +12,7 @@ import numpy as np
 
 from pax_export._foundations.errors import InvalidArgumentTypeError
 from pax_export._foundations.types import Array, DTypeLike
-from pax_export.core import StateModule
+from pax_export.core import Module, StateModule
 from pax_export.precision.quantized._integers import Form
 from pax_export.precision.quantized._operations import (
     dequantize,
@@ -40,7 +40,7 @@ class ArrayLike:
         """Rounds the inputs of a product; dynamic scales are shared along ``axes``."""
         return x if self.inputs is None else self.inputs.rounded(x, axes)
 
-    def bounded_outputs(self, y: Any, axis: int) -> Any:
+    def bounded_outputs(self, y: Array, axis: int) -> Any:
         """Annotates the outputs of a convolution with their range; channels are along ``axis``."""
         return y if self.outputs is None else self.outputs.bounded(y, axis)
 
@@ -62,7 +62,7 @@ class ArrayLike:
             return getattr(self.dequantized(), name)
         return getattr(super(), "__getattr__")(name)  # noqa: B009 - that of modules
 
-    def __getitem__(self, index: Any) -> jax.Array:
+    def __getitem__(self, index: Array) -> jax.Array:
         return self.dequantized()[index]
 
     def __matmul__(self, other: Any) -> jax.Array:
@@ -124,11 +124,11 @@ class QuantizedArray(ArrayLike, StateModule):
 
     def __init__(
         self,
-        integers: Any,
-        scales: Any,
+        integers: Array,
+        scales: Array,
         form: Form,
-        inputs: Any = None,
-        zeros: Any = None,
+        inputs: Module | None = None,
+        zeros: Array | None = None,
         outputs: Any = None,
     ):
         super().__init__()
@@ -190,7 +190,7 @@ class QuantizedArray(ArrayLike, StateModule):
         return f"QuantizedArray({self.form.dtype}[{shape}], bits={self.form.bits}{group}{scheme})"
 
 
-def times(x: Any, weight: Any) -> jax.Array:
+def times(x: Any, weight: Array | ArrayLike) -> jax.Array:
     """``jnp.dot(x, weight)``, for a weight that may be quantized."""
     x = _inputs(x, weight)
     if not isinstance(weight, QuantizedArray):
@@ -201,7 +201,7 @@ def times(x: Any, weight: Any) -> jax.Array:
     return _product(x, weight, -2)
 
 
-def times_transposed(x: jax.Array, weight: object, dtype: DTypeLike) -> jax.Array:
+def times_transposed(x: jax.Array, weight: Array | ArrayLike, dtype: DTypeLike) -> jax.Array:
     """``x · weightᵀ`` in a dtype, for a weight ``[outputs, inputs]`` that may be quantized."""
     x = _inputs(x, weight)
     if not isinstance(weight, QuantizedArray):
@@ -212,11 +212,11 @@ def times_transposed(x: jax.Array, weight: object, dtype: DTypeLike) -> jax.Arra
     return _product(x, weight, -1).astype(dtype)
 
 
-def _inputs(x: Array, weight: Any) -> Any:
+def _inputs(x: Array, weight: Array | ArrayLike) -> Any:
     return weight.rounded_inputs(x) if isinstance(weight, ArrayLike) else x
 
 
-def _numbers(weight: Any) -> Any:
+def _numbers(weight: Array | ArrayLike) -> Any:
     return weight.dequantized() if isinstance(weight, ArrayLike) else weight
 
 
@@ -228,7 +228,7 @@ def _product(x: Array, weight: QuantizedArray, contracted: int) -> jax.Array:
     return quantized_dot(x, *weight.stored, form=form, contracted=contracted)
 
 
-def rows(table: Any, index: object) -> jax.Array:
+def rows(table: Array | ArrayLike, index: Array) -> jax.Array:
     """``table[index]``, for a table that may be quantized."""
     if not isinstance(table, QuantizedArray):
         return _numbers(table)[index]

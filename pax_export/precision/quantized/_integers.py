@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from pax_export._foundations.types import DTypeLike
+from pax_export._foundations.types import Array, DTypeLike
 
 #: The number of 4-bit integers that are packed together and share a scale.
 GROUP = 32
@@ -48,20 +48,20 @@ class Form(NamedTuple):
         return tuple(sizes)
 
 
-def packed(integers: object, axis: int) -> Any:
+def packed(integers: Array, axis: int) -> Any:
     """Packs 4-bit integers, two per byte; the size of the axis is a multiple of 32."""
     low, high = _split(integers, axis, _HALF)
     return _joined(((low & 15) | (high << 4)).astype("int8"), axis)
 
 
-def halves(integers: Any, axis: int) -> tuple[Any, Any]:
+def halves(integers: Array, axis: int) -> tuple[Any, Any]:
     """The low and the high integers of packed bytes, grouped: ``[..., groups, 16, ...]``."""
     leading = integers.ndim + axis
     shape = integers.shape
     return low_and_high(integers.reshape(*shape[:leading], -1, _HALF, *shape[leading + 1 :]))
 
 
-def low_and_high(integers: Any) -> tuple[Any, Any]:
+def low_and_high(integers: Array) -> tuple[Any, Any]:
     """The two integers of each byte; of numpy's arrays by numpy, which compiles nothing."""
     if isinstance(integers, np.ndarray):
         return integers << np.int8(4) >> np.int8(4), integers >> np.int8(4)
@@ -70,7 +70,7 @@ def low_and_high(integers: Any) -> tuple[Any, Any]:
     return low, lax.shift_right_arithmetic(integers, four)
 
 
-def unpacked(integers: object, axis: int) -> Any:
+def unpacked(integers: Array, axis: int) -> Any:
     """The inverse of `packed`."""
     low, high = halves(integers, axis)
     namespace = np if isinstance(low, np.ndarray) else jnp
@@ -97,14 +97,14 @@ def dequantized(integers: Any, scales: Any, *zeros: Any, form: Form) -> Any:
     return (grouped * scales_per_group(scales, form.axis)).reshape(shape).astype(form.dtype)
 
 
-def _split(array: Any, axis: int, size: int) -> tuple[Any, Any]:
+def _split(array: Array, axis: int, size: int) -> tuple[Any, Any]:
     leading, shape = array.ndim + axis, array.shape
     grouped = array.reshape(*shape[:leading], -1, 2, size, *shape[leading + 1 :])
     leading_slices = (slice(None),) * (leading + 1)
     return grouped[(*leading_slices, 0)], grouped[(*leading_slices, 1)]
 
 
-def _joined(array: Any, axis: int) -> Any:
+def _joined(array: Array, axis: int) -> Any:
     leading = array.ndim - 1 + axis
     shape = array.shape
     return array.reshape(*shape[:leading], -1, *shape[leading + 2 :])
@@ -140,13 +140,15 @@ def _dot(x: jax.Array, weight: jax.Array, contracted: int) -> jax.Array:
     return jax.lax.dot_general(x, weight, numbers, preferred_element_type=jnp.float32)
 
 
-def _numbers(integers: jax.Array, zeros: Any, axis: int) -> list[jax.Array]:
+def _numbers(integers: jax.Array, zeros: Sequence[jax.Array], axis: int) -> list[jax.Array]:
     """The low and the high halves, ``[groups, 16, n]`` or ``[n, groups, 16]``, without scales."""
     both = [half.astype(jnp.float32) for half in halves(integers, axis)]
     return [half - scales_per_group(each, axis) for half in both for each in zeros] or both
 
 
-def _sum_of_groups(x: jax.Array, integers: jax.Array, scales: Any, axis: int) -> jax.Array:
+def _sum_of_groups(
+    x: jax.Array, integers: jax.Array, scales: Sequence[jax.Array], axis: int
+) -> jax.Array:
     """One row times a matrix: sums over groups, each multiplied by its scale."""
     by_group, *zeros = (each.astype(jnp.float32) for each in scales)
     grouped = x.astype(jnp.float32).reshape(-1, 2, GROUP // 2)
@@ -157,7 +159,7 @@ def _sum_of_groups(x: jax.Array, integers: jax.Array, scales: Any, axis: int) ->
 
 
 def _two_products(
-    x: jax.Array, integers: jax.Array, scales: Any, axis: int, dtype: DTypeLike
+    x: jax.Array, integers: jax.Array, scales: Sequence[jax.Array], axis: int, dtype: DTypeLike
 ) -> jax.Array:
     """A product with the low halves of all groups, and one with the high ones."""
     by_group, *zeros = (each.astype(jnp.float32) for each in scales)

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.interpreters import ad, batching
 
 from pax_export._foundations.jax import ADDS_ROWS_FAST
-from pax_export._foundations.types import Array, DTypeLike
+from pax_export._foundations.types import Array, ArrayLike, DTypeLike
 from pax_export.precision.quantized._integers import (
     GROUP,
     Form,
@@ -38,7 +38,7 @@ def quantized_dot(x: Array, *stored: Any, form: Form, contracted: int) -> Any:
     return _dot.bind(x, *stored, contracted=contracted, **form._asdict())
 
 
-def quantized_rows(index: Any, *stored: Any, form: Form) -> Any:
+def quantized_rows(index: Array, *stored: Any, form: Form) -> Any:
     """Returns rows of a quantized table."""
     return _rows.bind(index, *stored, **form._asdict())
 
@@ -64,11 +64,11 @@ def _plain(x: Array, *stored: Any, contracted: int, **form: Any) -> Any:
     return plain_dot(x, dequantized(*stored, form=Form(**form)), contracted)
 
 
-def _in_blocks(x: Array, integers: Any, *scales: Any, contracted: int, **form: Any) -> Any:
+def _in_blocks(x: Array, integers: Array, *scales: Any, contracted: int, **form: Any) -> Any:
     return blockwise(x, integers, scales, Form(**form), contracted)
 
 
-def few_rows(index: Any, *stored: Any, **form: Any) -> Any:
+def few_rows(index: Array, *stored: Any, **form: Any) -> Any:
     """`quantized_rows` in ordinary operations: dequantizes only the selected rows."""
     return dequantized(*(each[index] for each in stored), form=Form(**form))
 
@@ -164,7 +164,7 @@ def _jvp_of(
 ) -> Callable[..., Any]:
     """Returns the JVP rule of an operation whose operand number `scales` has the scales."""
 
-    def jvp(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
+    def jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tuple[Any, Any]:
         result = primitive.bind(*primals, **params)
         x_dot = None
         if of_x is not None and not is_zero(tangents[0]):
@@ -192,7 +192,7 @@ ad.primitive_jvps[_rows] = _jvp_of(_rows, None, few_rows, 2)
 def _batched(primitive: Any, plain: Callable[..., Any], leading: bool | None) -> Callable[..., Any]:
     """The rule of `jax.vmap`: where only the first operand is mapped, one more leading axis."""
 
-    def batch(operands: Any, axes: Any, **params: Any) -> tuple[Any, int]:
+    def batch(operands: Sequence[Any], axes: Sequence[Any], **params: Any) -> tuple[Any, int]:
         of_first, *of_others = axes  # None: not mapped
         if leading and of_first is not None and set(of_others) == {None}:
             first = jnp.moveaxis(operands[0], axes[0], 0)
@@ -230,9 +230,7 @@ _TOGETHER_4, _TOGETHER_8, _NARROW = 4 if ADDS_ROWS_FAST else 8, (16, 32), 1024
 _LEAST_NARROW = 1 << 18
 
 
-def blockwise(
-    x: Array, integers: object, scales: Sequence[Any], form: Form, contracted: int
-) -> Any:
+def blockwise(x: Array, integers: Array, scales: Sequence[Any], form: Form, contracted: int) -> Any:
     """``x [..., k]`` times a matrix ``[k, n]`` (contracted -2) or ``[n, k]`` (-1).
 
     ``scales`` are the scales and the optional zero points.
@@ -251,7 +249,7 @@ def _are_few(rows: object) -> bool:
     return not isinstance(rows, int) or rows <= _FEW  # a symbolic number mostly is few
 
 
-def _block(size: int, width: int, rows: object) -> int:
+def _block(size: int, width: int, rows: ArrayLike) -> int:
     """Returns the rows per block: a divisor if there is a suitable one, in whole groups."""
     most = _LARGEST
     if _are_few(rows):
@@ -262,7 +260,7 @@ def _block(size: int, width: int, rows: object) -> int:
     return fitting[0] if fitting else most
 
 
-def _over_rows(x: Array, integers: Any, scales: Sequence[Any], form: Form) -> Any:
+def _over_rows(x: Array, integers: jax.Array | None, scales: Sequence[Any], form: Form) -> Any:
     """Sums over blocks of the contracted axis; 2,048 columns of a wide matrix at a time."""
     width = integers.shape[-1]
     by_column = form.group is None  # one scale per column: a factor of the whole sum
@@ -319,7 +317,7 @@ def _row_by_row(x: Array, stored: Sequence[Any], form: Form) -> Any:
     count = _AT_ONCE // len(parts)
     of_group = GROUP // len(parts)
 
-    def step(total: Any, row: Any) -> tuple[Any, None]:
+    def step(total: Array, row: Any) -> tuple[Any, None]:
         own = jax.lax.dynamic_slice_in_dim(integers, row, count)
         by_group = [jax.lax.dynamic_slice_in_dim(each, row // of_group, 1) for each in scales]
         scale, *zeros = (each.astype(jnp.float32) for each in by_group or [jnp.ones(())])
@@ -348,15 +346,15 @@ def _parts(x: Array, form: Form) -> list[Any]:
     return [apart[:, :, index].reshape(x.shape[0], -1) for index in (0, 1)]
 
 
-def _halves(integers: Any, form: Form) -> tuple[Any, ...]:
+def _halves(integers: Array, form: Form) -> tuple[Any, ...]:
     return low_and_high(integers) if form.bits == 4 else (integers,)
 
 
-def _of_columns(x: Array, stored: Sequence[Any], form: Form, first: Any, width: int) -> Any:
+def _of_columns(x: Array, stored: Sequence[Any], form: Form, first: ArrayLike, width: int) -> Any:
     size = x.shape[-1]
     block = _block(size, width, x.shape[0])
 
-    def product(row: Any, count: int) -> Any:
+    def product(row: ArrayLike, count: int) -> Any:
         own = []
         for each in stored:
             fewer = size // each.shape[0]  # packed integers, and scales of groups
@@ -391,7 +389,7 @@ def _times_block(x: Array, stored: Sequence[Any], form: Form) -> Any:
     return result
 
 
-def _each_of_group(scales: Any, axis: int, size: int) -> Any:
+def _each_of_group(scales: Array, axis: int, size: int) -> Any:
     """The scale of each element."""
     index = scales.ndim + axis + 1
     wide = jnp.broadcast_to(
@@ -403,7 +401,9 @@ def _each_of_group(scales: Any, axis: int, size: int) -> Any:
     return jax.lax.optimization_barrier(wide.reshape(scales.shape[0], -1))
 
 
-def _times_table_row(x: Array, integers: Any, scales: Sequence[Any], form: Form, lanes: int) -> Any:
+def _times_table_row(
+    x: Array, integers: Array, scales: Sequence[Any], form: Form, lanes: int
+) -> Any:
     """One row times each row of a table: sums of neighbors that are ``lanes`` apart, and of these.
 
     Like `_by_groups`, it is a loop for all cores.
@@ -432,7 +432,7 @@ def _lanes(size: int, form: Form) -> int | None:
     return next((lanes for lanes in fitting if size // lanes <= 64), None)
 
 
-def _over_outputs(x: Array, integers: Any, scales: Sequence[Any], form: Form) -> Any:
+def _over_outputs(x: Array, integers: Array, scales: Sequence[Any], form: Form) -> Any:
     """The products of each block of outputs, one after the other."""
     lanes = _lanes(integers.shape[1], form) if x.shape[0] == 1 else None
     if lanes is not None:
@@ -452,7 +452,7 @@ def _over_outputs(x: Array, integers: Any, scales: Sequence[Any], form: Form) ->
         return multiplied(stored)
     cut = block * count
 
-    def blocks(array: Any) -> Any:
+    def blocks(array: Array) -> Any:
         return array[:cut].reshape(count, block, array.shape[1])
 
     result = jax.lax.map(multiplied, tuple(map(blocks, stored)))

@@ -12,7 +12,7 @@ import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from pax_export._foundations.types import Array, PyTree
+from pax_export._foundations.types import Array, ArrayLike
 from pax_export.core import StateModule
 
 
@@ -23,10 +23,9 @@ def primitive(name: str, plain: Callable[..., Any], **on_platforms: Callable[...
     @primitive.def_abstract_eval
     def result(*operands: Any, **params: Any) -> Any:
         structs = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in operands]
-        (primitive,) = jax.make_jaxpr(functools.partial(plain, **params))(*structs).out_avals
-        return primitive
+        return jax.make_jaxpr(functools.partial(plain, **params))(*structs).out_avals[0]
 
-    @functools.partial(jax.jit, static_argnames="told")
+    @functools.partial(jax.jit, static_argnames="params")
     def run(*operands: Any, params: tuple[tuple[str, Any], ...]) -> Any:
         return primitive.bind(*operands, **dict(params))
 
@@ -38,7 +37,7 @@ def primitive(name: str, plain: Callable[..., Any], **on_platforms: Callable[...
     return primitive
 
 
-def is_zero(tangent: Any) -> bool:
+def is_zero(tangent: Array) -> bool:
     return type(tangent) is ad.Zero
 
 
@@ -68,7 +67,7 @@ class StaticInputs(StateModule):
         (2.0, 'int8')
     """
 
-    def __init__(self, scale: Any, zero: Any):
+    def __init__(self, scale: Array, zero: Array):
         super().__init__()
         self.scale = scale
         self.zero = zero
@@ -137,7 +136,7 @@ _round_rows = primitive("round_rows", round_rows)
 def straight_through(of: Any) -> Any:
     """Gradients pass by the rounding; scales have none."""
 
-    def jvp(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
+    def jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tuple[Any, Any]:
         primitive = of.bind(*primals, **params)
         return primitive, jnp.zeros_like(primitive) if is_zero(tangents[0]) else tangents[0]
 
@@ -145,7 +144,7 @@ def straight_through(of: Any) -> Any:
 
 
 def batched(of: Any, plain: Any) -> Any:
-    def batch(operands: Any, mapped: Any, /, **params: Any) -> tuple[Any, int]:
+    def batch(operands: Sequence[Any], mapped: Sequence[Any], /, **params: Any) -> tuple[Any, int]:
         if all(axis is None for axis in mapped[1:]):
             x = jnp.moveaxis(operands[0], mapped[0], 0)
             return of.bind(x, *operands[1:], **params), 0
@@ -184,7 +183,7 @@ class OutputRange(StateModule):
         (8,)
     """
 
-    def __init__(self, low: PyTree, high: PyTree):
+    def __init__(self, low: Array, high: Array):
         super().__init__()
         self.low = low
         self.high = high
@@ -194,7 +193,7 @@ class OutputRange(StateModule):
         return bound_outputs(y, jnp.asarray(self.low), jnp.asarray(self.high), axis)
 
 
-def bound_outputs(y: Array, low: PyTree, high: PyTree, axis: int | None = None) -> Any:
+def bound_outputs(y: Array, low: ArrayLike, high: ArrayLike, axis: int | None = None) -> Any:
     """Annotates an array with the range of each channel, or of all for None."""
     return _bound_outputs.bind(y, low, high, axis=axis)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -14,7 +14,7 @@ import numpy as np
 from pax_export._foundations.errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._foundations.types import AnyMesh, DTypeLike, PyTree
 from pax_export.core import Module, escape_step, next_rng_key, pure
-from pax_export.sharding import shardings
+from pax_export.sharding import RulesLike, shardings
 from pax_export.weights._leaves import leaves_by_name
 from pax_export.weights._save_load import require_shape
 from pax_export.weights.adoption import _refusals
@@ -122,16 +122,16 @@ def adopt(
     source: object,
     *,
     rename: Mapping[str, str] | None = None,
-    ignore: object = None,
-    keep: object = None,
+    ignore: str | Iterable[str] | None = None,
+    keep: str | Iterable[str] | None = None,
     reference: object = None,
     tolerance: float = TOLERANCE,
     origin: str | None = None,
     fused: str | None = None,
     axes: Mapping[str, Any] | None = None,
     flatten: str | Mapping[str, int] | None = None,
-    zeros: object = None,
-    rules: object = None,
+    zeros: str | Iterable[str] | None = None,
+    rules: RulesLike = None,
     mesh: AnyMesh | None = None,
     dtype: DTypeLike | None = None,
     revision: str | None = None,

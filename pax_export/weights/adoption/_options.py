@@ -97,10 +97,16 @@ class Options:
 
 
 def options_of(
-    rename: Mapping[str, str] | None, ignore: object, keep: object, axes: Mapping[str, Any] | None,
-    origin: str | None, fused: str | None, where: str,
-    flatten: str | Mapping[str, int] | None = None, zeros: object = None,
-) -> Options:  # fmt: skip
+    rename: Mapping[str, str] | None,
+    ignore: str | Iterable[str] | None,
+    keep: str | Iterable[str] | None,
+    axes: Mapping[str, Any] | None,
+    origin: str | None,
+    fused: str | None,
+    where: str,
+    flatten: str | Mapping[str, int] | None = None,
+    zeros: str | Iterable[str] | None = None,
+) -> Options:
     """The options, checked."""
     for name, value, known in (("origin", origin, ORIGINS), ("fused", fused, _ORDERS)):
         if value is not None and value not in known:
@@ -134,7 +140,7 @@ def options_of(
     )
 
 
-def _require_channels(flatten: object, where: str) -> None:
+def _require_channels(flatten: str | Mapping[str, int] | None, where: str) -> None:
     counts = flatten.values() if isinstance(flatten, Mapping) else [None]
     if not all(isinstance(count, int) and count > 0 for count in counts):
         raise InvalidArgumentError(

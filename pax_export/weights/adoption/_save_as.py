@@ -8,7 +8,7 @@ import math
 import os
 import struct
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -57,8 +57,8 @@ def save_as(
     *,
     report: AdoptionReport | None = None,
     rename: Mapping[str, str] | None = None,
-    ignore: object = None,
-    keep: object = None,
+    ignore: str | Iterable[str] | None = None,
+    keep: str | Iterable[str] | None = None,
     origin: str | None = None,
     fused: str | None = None,
     axes: Mapping[str, Any] | None = None,
