@@ -93,18 +93,6 @@ def checked_key(rng_key: PRNGKey | None, where: str) -> Any:
     return rng_key
 
 
-def draw_initial(initializer: PyTree, key: PRNGKey, shape: tuple[int, ...], where: str) -> Any:
-    """The array that an initializer makes of a key."""
-    if not callable(initializer):
-        raise InvalidArgumentTypeError(
-            "An initializer must be a function of a key and a shape.",
-            where=where,
-            got=f"{type(initializer).__name__}: {initializer!r}"[:120],
-            write=f"{where.split('.')[-1]}=jax.nn.initializers.normal(0.02)",
-        )
-    return initializer(key, shape)
-
-
 # Every layer calls these three in a trace; jax's own functions are slower.
 
 

@@ -84,13 +84,11 @@ class Convolution(ParameterModule):
         key = arg.key_or_next(rng_key, f"{where}.rng_key")
         weight_key, bias_key = jax.random.split(key)
         shape = (*self.kernel_shape, *[features[each] for each in self._kernel_features])
-        self.weight = arg.draw_initial(
-            w_init or _kernel_init(self), weight_key, shape, f"{where}.w_init"
-        )
+        self.weight = (w_init or _kernel_init(self))(weight_key, shape)
         self.bias = None
         if self.with_bias:
             size = (self.out_features,)
-            self.bias = arg.draw_initial(b_init or zeros, bias_key, size, f"{where}.b_init")
+            self.bias = (b_init or zeros)(bias_key, size)
 
     def _spatial_axes(self) -> int:
         return len(self._data_formats[0]) - 2  # all but batch and channels

@@ -77,10 +77,10 @@ class Linear(ParameterModule):
         weight_key, bias_key = jax.random.split(arg.key_or_next(rng_key, "Linear.rng_key"))
         default = _linear_init(self)
         shape = (self.in_dim, self.out_dim)
-        self.weight = arg.draw_initial(w_init or default, weight_key, shape, "Linear.w_init")
+        self.weight = (w_init or default)(weight_key, shape)
         if self.with_bias:
             size = (self.out_dim,)
-            self.bias = arg.draw_initial(b_init or default, bias_key, size, "Linear.b_init")
+            self.bias = (b_init or default)(bias_key, size)
 
     def __call__(self, x: Array) -> jax.Array:
         """Applies the layer to the last axis.
@@ -167,7 +167,7 @@ class Embed(ParameterModule):
         self.embed_dim = checked_integer(embed_dim, "Embed.embed_dim", least=1)
         shape = (self.vocab_size, self.embed_dim)
         key = arg.key_or_next(rng_key, "Embed.rng_key")
-        self.weight = arg.draw_initial(w_init or normal(0.01), key, shape, "Embed.w_init")
+        self.weight = (w_init or normal(0.01))(key, shape)
 
     def __call__(self, x: Array) -> jax.Array:
         """Looks up vectors.

@@ -114,9 +114,7 @@ class _Norm(ParameterModule):
         keys = jax.random.split(arg.key_or_next(rng_key, f"{where}.rng_key"))
         size = (self.num_channels,)
         return [
-            arg.draw_initial(init or default, key, size, f"{where}.{word}_init")
-            if created
-            else None
+            (init or default)(key, size) if created else None
             for key, (word, created, init, default) in zip(keys, inits)
         ]
 
@@ -412,7 +410,7 @@ class RMSNorm(ParameterModule):
         else:
             key = arg.key_or_next(rng_key, "RMSNorm.rng_key")
             size = (self.num_channels,)
-            self.scale = arg.draw_initial(scale_init, key, size, "RMSNorm.scale_init")
+            self.scale = scale_init(key, size)
 
     def __call__(self, x: Array) -> jax.Array:
         """Normalizes the input.

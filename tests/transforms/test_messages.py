@@ -390,7 +390,6 @@ WRONG_KINDS = {
     "filter in a list": lambda: T.grad(both, wrt=["a", 3.5]),
     "filter that is a class": lambda: T.All(int),
     "key of state_axes": lambda: T.vmap(both, state_axes={3.5: 0}),
-    "axis": lambda: T.StateAxes({T.Param: "0"}),
     "split_rngs": lambda: T.scan(both, split_rngs=3.5),
     "in_axes": lambda: T.vmap(both, in_axes="0"),
     "in_axes_kwargs": lambda: T.vmap(both, in_axes_kwargs=(0,)),

@@ -114,7 +114,7 @@ def cache_size(value: object, name: str) -> Any:
         raise InvalidArgumentError(
             "The size of a cache must fit in int32.",
             where=where,
-            got=f"{name}={size:.3g}" if size < 1e300 else "a number of many digits",
+            got=f"{name}={size}",
             write=f"at most {_MOST}",
         )
     return size
