@@ -23,7 +23,7 @@ from pax_export._foundations.errors import (
 )
 from pax_export._foundations.types import PyTree
 from pax_export.adapters import apply_changes, chosen_modules
-from pax_export.core import Module, Selection, is_array, named_leaves
+from pax_export.core import Module, Selection, Selector, is_array, named_leaves
 from pax_export.precision.quantized import (
     GROUP,
     ArrayLike,
@@ -77,7 +77,7 @@ def quantize(
     bits: int = 8,
     group: int | None = None,
     scheme: str = "symmetric",
-    at: object = None,
+    at: Selector = None,
     activations: str | None = None,
     rounding: str = "nearest",
     metric: Callable[[Any], Any] | None = None,
@@ -420,7 +420,7 @@ def _check_rounding(rounding: str, batches: object, train: bool) -> None:
         )
 
 
-def _module(net: Module, at: object, wish: Wish, train: bool) -> tuple[Any, _Found]:
+def _module(net: Module, at: Selector, wish: Wish, train: bool) -> tuple[Any, _Found]:
     modules = [("", net)] if at is None else chosen_modules(net, at, "quantize")
     done = _Found()
     arrays: dict[int, dict[str, Any]] = defaultdict(dict)

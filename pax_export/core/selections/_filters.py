@@ -6,7 +6,7 @@ pickles, is `pax_export.transforms`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import EllipsisType
 from typing import Any, TypeAlias
@@ -235,7 +235,7 @@ class Not(_Several):
         Not('bias')
     """
 
-    def __init__(self, filter: object):
+    def __init__(self, filter: Selector):
         super().__init__(filter)
 
 
@@ -252,7 +252,7 @@ for _each in (*PLAIN_FILTERS, *MADE_FILTERS):
 #: What selects modules or leaves: a path, a class, a selection, a predicate, or several of them.
 Selector: TypeAlias = (
     str | type | bool | EllipsisType | Node | Chosen | Callable[..., Any] | All | AnyOf | Not
-    | Sequence[Any] | None
+    | Iterable[Any] | None
 )  # fmt: skip
 
 
@@ -265,7 +265,7 @@ def as_filter(value: Selector) -> Callable[[Any], Mask]:
 Rule = Callable[[Any, list[FilteredLeaf]], Mask]
 
 
-def as_rule(value: object) -> Rule:
+def as_rule(value: Selector) -> Rule:
     """Like `as_filter`, for a module whose leaves are already listed."""
     if isinstance(value, (All, AnyOf, Not, list, tuple)):
         return _rule_of_several(value)

@@ -35,7 +35,7 @@ from pax_export.core.selections._paths import (
 )
 
 
-def find(tree: PyTree, what: object) -> tuple[Steps, ...]:
+def find(tree: PyTree, what: Selector) -> tuple[Steps, ...]:
     """Finds the places that a selector matches, in tree order.
 
     Raises:
