@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pax_export.core._tree import Node
-
-if TYPE_CHECKING:
-    from pax_export.core._module import Module
-
 
 Role = Literal[
     "kernel", "table", "bias", "scale", "mean", "variance", "average", "counter", "key"
@@ -119,7 +115,7 @@ class DeclaredArray:
         return tuple([self.axis(n) for n in self.axes if n not in self.declared.outputs])
 
 
-def declared_at(layer: Module) -> dict[str, DeclaredArray]:
+def declared_at(layer: Node) -> dict[str, DeclaredArray]:
     """All that the class of a module declares, by name, also of inner modules."""
     declared = getattr(type(layer), "arrays", None)
     if not isinstance(layer, Node) or not isinstance(declared, Mapping):
@@ -127,13 +123,13 @@ def declared_at(layer: Module) -> dict[str, DeclaredArray]:
     return {name: DeclaredArray(name, layer, each) for name, each in declared.items()}
 
 
-def declared_in(layer: Module) -> dict[str, DeclaredArray]:
+def declared_in(layer: Node) -> dict[str, DeclaredArray]:
     """The declared arrays that a module itself has, by attribute."""
     has = vars(layer) if isinstance(layer, Node) else {}
     return {name: x for name, x in declared_at(layer).items() if has.get(name) is not None}
 
 
-def kernel_of(layer: Module) -> DeclaredArray | None:
+def kernel_of(layer: Node) -> DeclaredArray | None:
     """The array of a layer that inputs are multiplied by, or whose rows are looked up.
 
     Of several, as in a product of two matrices, the one with the outputs of the layer.
@@ -144,7 +140,7 @@ def kernel_of(layer: Module) -> DeclaredArray | None:
     return found[0] if len(found) == 1 else None
 
 
-def adaptable_arrays(layer: Module) -> dict[str, DeclaredArray]:
+def adaptable_arrays(layer: Node) -> dict[str, DeclaredArray]:
     """The kernels and tables with one axis of outputs, by name; an only one has the name ``""``."""
     found = {
         name: x
@@ -154,7 +150,7 @@ def adaptable_arrays(layer: Module) -> dict[str, DeclaredArray]:
     return dict(zip([""], found.values())) if len(found) == 1 else found
 
 
-def computes_in(layer: Module) -> str:
+def computes_in(layer: Node) -> str:
     """``"half"``, ``"float32"``, or ``""`` where its declarations do not say."""
     kinds = {_COMPUTES.get(each.declared.role, "") for each in declared_in(layer).values()}
     return next((kind for kind in ("half", "float32") if kind in kinds), "")

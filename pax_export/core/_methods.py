@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from pax_export._foundations.types import PyTree
 from pax_export.core._check import refuse_hidden
@@ -17,10 +17,6 @@ from pax_export.core._static import is_self_contained
 from pax_export.core._subclassing import aspect_of, derive_class, register_aspect
 from pax_export.core._traversal import rebuild_tree
 from pax_export.core._tree import Node, attributes_of, flatten, unflatten
-
-if TYPE_CHECKING:
-    from pax_export.core._module import Module
-
 
 METHODS = "_replaced_methods"
 
@@ -45,7 +41,7 @@ class _MethodSlot:
         method = dict(attributes_of(module)[METHODS])[self.name]
         return method.__get__(module, owner) if _binds_module(method) else method
 
-    def __call__(self, module: Module, /, *args: PyTree, **kwargs: PyTree) -> Any:
+    def __call__(self, module: Node, /, *args: PyTree, **kwargs: PyTree) -> Any:
         return self.__get__(module, type(module))(*args, **kwargs)
 
 

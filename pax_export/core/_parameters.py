@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -49,10 +49,6 @@ from pax_export.core._tree import (
     is_node_or_empty,
     unflatten,
 )
-
-if TYPE_CHECKING:
-    from pax_export.core._module import Module
-
 
 #: Whether this thread traces a loss to differentiate it: parameters made now get no gradients.
 differentiating: ContextVar[bool] = ContextVar("pax_export_differentiating", default=False)
@@ -251,7 +247,7 @@ def _require_attributes(module: Node, choice: Kept) -> None:
 _warned: weakref.WeakKeyDictionary[type, set[str]] = weakref.WeakKeyDictionary()
 
 
-def warn_of_untrained(model: Module) -> None:
+def warn_of_untrained(model: Node) -> None:
     """Warns once per class whose floating arrays are not trained, unless the class declares it."""
     for module in _undeclared_modules(model):
         cls = base_of(type(module))
@@ -262,7 +258,7 @@ def warn_of_untrained(model: Module) -> None:
             _warn_of_untrained(model, module, names)
 
 
-def _undeclared_modules(model: Module) -> list[Any]:
+def _undeclared_modules(model: Node) -> list[Any]:
     """The modules that do not declare which of their arrays are trained, nor do their parents."""
     found, left = [], [model]
     while left:
@@ -293,7 +289,7 @@ def _untrained_attributes(module: Node) -> list[str]:
     return [name for name, child in zip(moduledef.names, children) if has_floats(name, child)]
 
 
-def _warn_of_untrained(model: Module, module: Node, names: list[str]) -> None:
+def _warn_of_untrained(model: Node, module: Node, names: list[str]) -> None:
     cls = base_of(type(module)).__qualname__
     owner_path = next(path for path, each in named_modules(model) if each is module)
     arrays = ", ".join(join_path(owner_path, name) for name in names)
@@ -346,7 +342,7 @@ def _own_arrays(module: Node) -> list[str]:
     return [path_name(path) for path, x in items if not is_node(x)]
 
 
-def unfreeze_like(module: Node, origin: Module) -> Any:
+def unfreeze_like(module: Node, origin: Node) -> Any:
     """The leaves of a frozen module in the tree of the module before it was frozen."""
     leaves, originals = named_leaves(module), named_leaves(origin)
     if len(leaves) != len(originals):

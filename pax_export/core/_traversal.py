@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 from jax.tree_util import keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
@@ -12,10 +12,6 @@ from jax.tree_util import keystr, tree_flatten, tree_flatten_with_path, tree_unf
 from pax_export._foundations.types import PyTree
 from pax_export.core._static import LABEL, Label
 from pax_export.core._tree import Node, attributes_of, flatten, is_node, unflatten
-
-if TYPE_CHECKING:
-    from pax_export.core._module import Module
-
 
 Steps = tuple[Any, ...]  # attribute names, indices and dict keys, from the root
 
@@ -204,7 +200,7 @@ def cached_by_treedef(
             return [numbers[id(leaf)] for leaf in leaves], out_treedef
 
         @functools.wraps(function)
-        def replay(module: Module, *arguments):
+        def replay(module: Node, *arguments):
             leaves, treedef = tree_flatten(module)
             found = None if is_labeled(module) else plan(treedef, arguments)
             if found is None:
