@@ -91,18 +91,18 @@ TRANSFORM = """
 
     from pax_export.transforms._lift import LiftedCall
 
-    def named(f, name):
-        def call_by_name(*args, **kwargs):
+    def again(f):
+        def computed_again(*args, **kwargs):
             call, results = LiftedCall(f, args, kwargs), []
 
             def inside(leaves):
                 results.append(call.inside(leaves))
                 return results[-1].leaves
 
-            leaves = jax.named_call(inside, name=name)(dict(enumerate(call.leaves)))
+            leaves = jax.checkpoint(inside)(dict(enumerate(call.leaves)))
             return call.finish(results[-1], leaves)
 
-        return call_by_name
+        return computed_again
 """
 
 USES = {
@@ -118,13 +118,13 @@ USES = {
         assert pax.precision.policy_of(pax.experimental.default_mp_policy(layer)) is not None
         assert pax.inspect(layer)["weight"].declared == "kernel [in, out]"
     """),
-    "a transform": ("pax_export.transforms", "_named.py", TRANSFORM, """
-        from pax_export.transforms._named import named
+    "a transform": ("pax_export.transforms", "_again.py", TRANSFORM, """
+        from pax_export.transforms._again import again
         average, x = pax.EMA(np.zeros(2, np.float32), 0.5), np.ones(2, np.float32)
-        new, y = pax.module_and_value(named(lambda net, x: net(x), "averaging"))(average, x)
+        new, y = pax.module_and_value(again(lambda net, x: net(x)))(average, x)
         assert (y == (average % x)[1]).all()
-        program = jax.make_jaxpr(named(lambda net, x: net(x), "a line"))(pax.Linear(2, 2), x)
-        assert "name=a line" in str(program)
+        program = jax.make_jaxpr(again(lambda net, x: net(x)))(pax.Linear(2, 2), x)
+        assert "checkpoint" in str(program)
     """),
     "a format": ("pax_export.export.formats", "doubles/__init__.py", FORMAT, """
         layer = pax.Linear(3, 2, with_bias=False, rng_key=np.zeros(2, np.uint32))
