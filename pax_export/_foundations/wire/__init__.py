@@ -1,11 +1,24 @@
 """Wire formats: protocol buffers, flat buffers, varints and checksums."""
 
-from pax_export._foundations.wire.checksums import crc32, fast, masked_crc32c
+from pax_export._foundations.wire.content import (
+    Memory,
+    RandomAccessBytes,
+    crc32,
+    encode_varint,
+    fast,
+    masked_crc32c,
+    read_varint,
+)
 from pax_export._foundations.wire.flatbuffer import FlatTable, root
+from pax_export._foundations.wire.formats import (
+    ONNX_DTYPES,
+    TENSORFLOW_DTYPES,
+    TFLITE_DTYPES,
+    TFLITE_MARK,
+    SavedTensor,
+)
 from pax_export._foundations.wire.leveldb import MAGIC as LEVELDB_MAGIC
 from pax_export._foundations.wire.leveldb import table_entries, write_table
-from pax_export._foundations.wire.onnx import DTYPES as ONNX_DTYPES
-from pax_export._foundations.wire.places import Memory, RandomAccessBytes
 from pax_export._foundations.wire.protobuf import (
     Message,
     MessageFields,
@@ -14,8 +27,3 @@ from pax_export._foundations.wire.protobuf import (
     to_signed,
 )
 from pax_export._foundations.wire.schema import Map, Schema
-from pax_export._foundations.wire.tensorflow import DTYPES as TENSORFLOW_DTYPES
-from pax_export._foundations.wire.tensorflow import SavedTensor
-from pax_export._foundations.wire.tflite import DTYPES as TFLITE_DTYPES
-from pax_export._foundations.wire.tflite import MARK as TFLITE_MARK
-from pax_export._foundations.wire.varint import encode_varint, read_varint

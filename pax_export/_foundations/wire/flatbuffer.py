@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pax_export._foundations.wire.places import RandomAccessBytes
+from pax_export._foundations.wire.content import RandomAccessBytes
 
 #: A longer list of tables is none.
 _MOST = 1_000_000

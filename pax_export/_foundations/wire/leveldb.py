@@ -5,9 +5,12 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 
-from pax_export._foundations.wire.checksums import masked_crc32c
-from pax_export._foundations.wire.places import RandomAccessBytes
-from pax_export._foundations.wire.varint import encode_varint, read_varint
+from pax_export._foundations.wire.content import (
+    RandomAccessBytes,
+    encode_varint,
+    masked_crc32c,
+    read_varint,
+)
 
 #: The end of a table.
 MAGIC = bytes.fromhex("57fb808b247547db")

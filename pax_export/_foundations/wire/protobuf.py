@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from pax_export._foundations.wire.places import RandomAccessBytes
-from pax_export._foundations.wire.varint import LONGEST, read_varint
+from pax_export._foundations.wire.content import LONGEST, RandomAccessBytes, read_varint
 
 _VARINT, _BYTES = 0, 2
 #: The sizes of fields of other kinds.

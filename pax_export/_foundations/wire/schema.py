@@ -6,7 +6,7 @@ import struct
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pax_export._foundations.wire.varint import encode_varint
+from pax_export._foundations.wire.content import encode_varint
 
 _VARINT, _BYTES = 0, 2
 #: Wire types of fields of fixed size, by their `struct` format.

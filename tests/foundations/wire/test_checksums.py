@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pax_export._foundations.wire import checksums
+from pax_export._foundations.wire.content import crc32c
 
 
 @pytest.mark.parametrize("size", [0, 1, 63, 64, 65, 4095, 4096, 8192, 8195, 100_003])
@@ -16,7 +16,7 @@ def test_the_checksum_of_any_number_of_bytes(size):
         state ^= byte
         for _ in range(8):
             state = state >> 1 ^ (0x82F63B78 if state & 1 else 0)
-    assert checksums.crc32c(content) == state ^ 0xFFFFFFFF
+    assert crc32c(content) == state ^ 0xFFFFFFFF
     part = size // 3
-    begin = checksums.crc32c(content[:part].tobytes())
-    assert checksums.crc32c(content[part:], begin) == state ^ 0xFFFFFFFF
+    begin = crc32c(content[:part].tobytes())
+    assert crc32c(content[part:], begin) == state ^ 0xFFFFFFFF
