@@ -124,7 +124,7 @@ USES = {
         new, y = pax.module_and_value(again(lambda net, x: net(x)))(average, x)
         assert (y == (average % x)[1]).all()
         program = jax.make_jaxpr(again(lambda net, x: net(x)))(pax.Linear(2, 2), x)
-        assert "checkpoint" in str(program)
+        assert len(program.eqns) == 1  # that of jax.checkpoint
     """),
     "a format": ("pax_export.export.formats", "doubles/__init__.py", FORMAT, """
         layer = pax.Linear(3, 2, with_bias=False, rng_key=np.zeros(2, np.uint32))
