@@ -139,7 +139,6 @@ CALLS = {
         lambda: pax.Linear(2, 2).with_sharding(bias=("x", None)),
         fields(where="Linear.bias", got="2 entries for 1 axes"),
     ),
-    "state axes that are none": (lambda: T.vmap(both, state_axes=0), fields(got="int: 0")),
     "a negative axis_size": (
         lambda: T.vmap(both, axis_size=-2),
         fields(where="vmap.axis_size", got="-2"),
