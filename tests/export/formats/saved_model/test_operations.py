@@ -209,3 +209,35 @@ def test_processors(tmp_path):
     )  # fmt: skip
     assert "served      in tensorflow_model_server as it starts\n" in str(report)
     assert "XlaCallModule" not in _operators(tmp_path / "m")
+
+
+class _Everything(pax.Module):
+    """State, shared and complex weights, a random key."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = pax.Linear(4, 4)
+        self.turn = jnp.exp(1j * jnp.arange(4.0))
+        self.count = jnp.zeros((), "int32")
+
+    def __call__(self, x, key):
+        self.count = self.count + 1
+        noise = jax.random.normal(jax.random.wrap_key_data(key), (4,))
+        return self.dense(self.dense(x)) + (x * self.turn).real + noise * self.count
+
+    def encode(self, x):
+        return self.dense(x)
+
+
+def test_state_shared_and_complex_weights_and_keys_in_one_file(tmp_path):
+    x, key = spec("b, 4"), spec("2", "uint32")
+    report = to_saved_model(
+        _Everything(), tmp_path / "m", {"a": (x, key), "b": x},
+        methods={"a": "__call__", "b": "encode"}, state="update", operations="tensorflow",
+        trainable=True,
+    )  # fmt: skip
+    assert "XlaCallModule" not in _operators(tmp_path / "m")
+    assert report.signatures["a"].differentiated_by == "jax"  # complex numbers
+    assert report.signatures["b"].differentiated_by == "TensorFlow"
+    assert report.signatures["a"].assigns == ("count",)
+    assert sum(each.name.endswith("weight") for each in report.variables) == 1
