@@ -83,6 +83,39 @@ def _public_names(app: Any, doctree: Any, page: str) -> None:
             text.parent.replace(text, nodes.Text(re.sub(r"<class '(\w+)'>", r"\1", shown)))
 
 
+def _public_bases(app: Any, name: str, obj: Any, options: Any, bases: list[Any]) -> None:
+    """Says the next bases that the reference lists, where it does not list a base."""
+
+    def is_public(base: Any) -> bool:
+        ours = base.__module__.startswith("pax_export")
+        return bool(app.our_names.name_of(base)) if ours else base is not object
+
+    found: list[Any] = []
+    for base in bases:
+        ways = [each for each in getattr(base, "__mro__", []) if is_public(each)]
+        found.append(ways[0] if ways else base)
+    bases[:] = dict.fromkeys(found)
+
+
+def _inherited(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """Lists the methods that a class has from listed classes, each a link to where it is shown."""
+    if what != "class" or not isinstance(obj, type):
+        return
+    listed = {id(each): full for full, each in app.our_names.objects.items()}
+    own, found = set(vars(obj)), []
+    for base in obj.__mro__[1:]:
+        full = listed.get(id(base))
+        names = [each for each in vars(base) if not each.startswith("_") and each not in own]
+        found += [
+            f":py:meth:`{each} <{full}.{each}>`"
+            for each in names
+            if full and callable(getattr(base, each))
+        ]
+        own |= set(vars(base))
+    if found:
+        lines += ["", "**Inherited:** " + ", ".join(found), ""]
+
+
 def _nothing_private(app: Any, error: Exception | None) -> None:
     """A page with a private path is an error of the build, with `-W`."""
     from sphinx.util import logging
@@ -150,5 +183,7 @@ def _tutorials_apart(app: Any, env: Any, docnames: list[str]) -> None:
 def setup(app: Any) -> None:
     app.connect("env-before-read-docs", _tutorials_apart)
     app.connect("doctree-read", _to_download, priority=100)  # before files to copy are listed
+    app.connect("autodoc-process-bases", _public_bases)
+    app.connect("autodoc-process-docstring", _inherited)
     app.connect("doctree-resolved", _public_names)
     app.connect("build-finished", _nothing_private)

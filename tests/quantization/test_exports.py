@@ -16,6 +16,7 @@ from pax_export.export.formats.tflite import export as tflite_export
 from pax_export.export.formats.tflite.builder import integers as tflite_integers
 from pax_export.export.validation.recheck import Rechecked
 from pax_export.nets import Decoder, DecoderConfig
+from pax_export.precision.quantized import unpacked
 from pax_export.quantization import quantize
 from tests.closeness import assert_close
 
@@ -84,7 +85,7 @@ def test_onnx_has_what_onnxruntime_fuses(bits, tmp_path):
     assert names.count("DequantizeLinear") == 2 and "Gemm" not in names
     name = "modules.0.weight.integers" + (":int4" if bits == 4 else "")
     held = small.modules[0].weight
-    integers = held.integers if bits == 8 else pax._quantized.unpacked(held.integers, -2)
+    integers = held.integers if bits == 8 else unpacked(held.integers, -2)
     assert np.array_equal(stored[name].astype(np.int8), integers)
     # What is added by kernels that round activations, and that nothing else is wrong.
     added = report.details["quantized"]["kernels add"]
