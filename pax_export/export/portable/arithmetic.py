@@ -166,6 +166,11 @@ class KnownValues:
             self._arrays.update(zip(equation.outvars, results))
         return self._arrays[atom]
 
+    def fixed(self, atom: Any) -> Any:
+        """The value of a known variable or a literal; None if training may change it."""
+        is_fixed = is_literal(atom) or self.program.fixed or not any(self.sources(atom))
+        return self.array(atom) if is_fixed else None
+
     def sources(self, atom: object) -> tuple[str, ...]:
         """Returns the names of the weights of a known variable, the largest first."""
         if atom not in self._sources:

@@ -348,7 +348,9 @@ def padded_inside(program: PortableProgram) -> PortableProgram:
         return bind_equation(equation, operands)
 
     def is_neutral(equation: Any, pad: Any, padding: Sequence[tuple[int, int]]) -> bool:
-        number = known.array(pad.invars[1])
+        number = known.fixed(pad.invars[1])
+        if number is None:
+            return False
         if number == _NEUTRAL[equation.primitive.name]:
             return True
         if equation.primitive.name != "reduce_window_max" or pad.invars[0] not in at_least:

@@ -50,7 +50,8 @@ class Producers:
         """Returns the operand that an equation returns unchanged, or None."""
         name, operands = equation.primitive.name, equation.invars
         if name == "select_n" and operands[0].aval.ndim == 0 and operands[0] in self.known:
-            return operands[1 + int(np.asarray(self.known.array(operands[0])))]
+            which = self.known.fixed(operands[0])
+            return None if which is None else operands[1 + int(np.asarray(which))]
         changes = name not in _TRANSPARENT or len(operands) != 1
         if name == "convert_element_type":
             changes = operands[0].aval.dtype != equation.outvars[0].aval.dtype
@@ -63,7 +64,8 @@ class Producers:
         atom = self.unspread(atom)[0]
         if atom.aval.ndim or atom not in self.known:
             return None
-        return float(np.asarray(self.known.array(atom)))
+        value = self.known.fixed(atom)
+        return None if value is None else float(np.asarray(value))
 
     def unspread(self, atom: Any) -> tuple[Any, tuple[int, ...]]:
         """Returns the array that another is broadcast from, and the positions of its axes."""

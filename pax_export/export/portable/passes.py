@@ -170,7 +170,7 @@ def optimized(
         count: the number of results; default: all.
     """
     # Calls hide adjacent equations from all other passes.
-    made = flattened(program, leaves, names, count)
+    made = replace(flattened(program, leaves, names, count), fixed=options.fold)
     if options.integers:
         made = without_half(made)
     # Functions are found as they were written: folding and layouts take them apart.

@@ -55,11 +55,13 @@ class PortableProgram:
         program: a closed jaxpr; its operands are the weights, then the inputs.
         weights: the known arrays, in the order of the operands.
         notes: parts that passes did not optimize, with reasons, for the report.
+        fixed: whether weights stay as they are; the values of those that are trained are not read.
     """
 
     program: Any
     weights: tuple[Weight, ...]
     notes: tuple[str, ...] = field(default=())
+    fixed: bool = True
 
     @property
     def jaxpr(self) -> Any:

@@ -482,3 +482,12 @@ def test_functions_are_found_in_loops_and_branches():
         if equation.primitive.name == "composite":
             found.add(name_of(equation.params))
     assert found.issuperset({"gelu", "softmax", "layer_norm", "silu", "log_softmax"}), found
+
+
+def test_numbers_that_are_trained_are_not_read():
+    def model(params, x):
+        return jnp.minimum(x, params["limit"])
+
+    for fold, name in ((False, "min"), (True, "clip")):
+        made, _ = check({"limit": jnp.float32(0.5)}, model, spec("n"), (random(3),), fold=fold)
+        assert name in made

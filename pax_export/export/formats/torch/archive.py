@@ -40,9 +40,12 @@ def write_archive(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with place.open("wb") as file:
-            archives().package_pt2(
-                file, exported_programs=made, extra_files={METHODS: json.dumps(methods)}
-            )
+            try:
+                archives().package_pt2(
+                    file, exported_programs=made, extra_files={METHODS: json.dumps(methods)}
+                )
+            except Exception as error:  # of torch, for any reason
+                raise _refusal(error, programs[0]) from error
 
 
 def _exported(module: TorchModule, program: Program, methods: Mapping[str, Any]) -> Any:

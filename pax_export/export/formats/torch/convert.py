@@ -58,7 +58,7 @@ def make_module(
             rewritten, own = with_own_rules(program.traced.program)
             traced = dataclasses.replace(program.traced, program=rewritten)
             program = dataclasses.replace(program, traced=traced)
-        writer = _Writer(module, program, store, own, live, changes[program.key])
+        writer = _Writer(module, program, store, own, live, trainable, changes[program.key])
         read = partial(portable_program, program, store, updates=bool(changes[program.key]))
         method, portable = written_fast(read, PassOptions(fold=not trainable), writer.write_method)
         module.add_method(method)
@@ -81,6 +81,7 @@ class _Writer:
         store: Store,
         own: Sequence[OwnRule],
         live: bool,
+        trains: bool,
         changes: Sequence[str],
     ):
         self._changes = changes
@@ -92,7 +93,7 @@ class _Writer:
         self._builder = builder = TorchGraph(converter.convert)
         builder.write = converter.write
         builder.variables = program.inputs.dimensions
-        builder.loops, builder.live = loops, live
+        builder.loops, builder.live, builder.trains = loops, live, trains
         builder.own_rules = own
         self._names = {
             id(each): store.variables[store.of_constant(each)].name

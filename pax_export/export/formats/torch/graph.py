@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import operator
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
@@ -25,6 +26,8 @@ from pax_export.export.formats.torch.values import (
     wide_axes,
 )
 
+#: Constants of at most this many elements are written out in bodies of loops.
+_SMALL = 64
 #: Converts a program of jax: (program, arguments) to results.
 Inline = Callable[[Any, Sequence[TorchValue]], list[TorchValue]]
 
@@ -142,9 +145,19 @@ class TorchGraph:
     def _constant(self, array: np.ndarray) -> Any:
         if not array.ndim:
             return self("full", [], array.item(), **self.kind_of(array.dtype))
+        if len(self._frames) > 1 and not self.live and array.size <= _SMALL:
+            return self._stepped(array)
         name = self._free("constant")
         self.frame.holder.register_buffer(name, from_numpy(array), persistent=False)
         return self.frame.graph.get_attr(name)
+
+    def _stepped(self, array: np.ndarray) -> Any:
+        """A small array without a buffer, which torch does not store in bodies of loops."""
+        runs = [list(run) for _, run in itertools.groupby(array.ravel().tolist(), repr)]
+        kind = self.kind_of(array.dtype)
+        parts = [self("full", [len(run)], run[0], **kind) for run in runs]
+        row = self("cat", parts, 0) if parts else self("full", [0], 0, **kind)
+        return self.reshape_to(row, array.shape)
 
     def kind_of(self, dtype: Any) -> dict[str, Any]:
         """The options of a function that makes a tensor: in the carrier of a dtype."""

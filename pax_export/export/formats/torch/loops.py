@@ -18,6 +18,11 @@ def _is_exporting() -> bool:
     return torch.compiler.is_exporting() or torch.compiler.is_compiling()
 
 
+def _fresh(arrays: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Copies: states of torch's loops are no aliases, and lie in memory alike."""
+    return [each.clone(memory_format=torch.contiguous_format) for each in arrays]
+
+
 class Branch(torch.nn.Module):
     """One of two bodies, the second where the condition holds."""
 
@@ -46,7 +51,10 @@ class While(torch.nn.Module):
             def is_going(*given: Any) -> Any:
                 return self.going(*given)[0]
 
-            return tuple(loop(is_going, self.step, state, held))
+            def step(*given: Any) -> Any:
+                return tuple(_fresh(self.step(*given)))
+
+            return tuple(loop(is_going, step, tuple(_fresh(state)), held))
         while bool(self.going(*state, *held)[0]):
             state = self.step(*state, *held)
         return state
@@ -86,10 +94,10 @@ class RowLoop(torch.nn.Module):
         def step_rows(*given: Any) -> Any:
             now, pieces = given[: self.count], given[self.count : self.count + len(rows)]
             rest = given[self.count + len(some) :]
-            return [each.clone() for each in self.step(*now, *pieces, *rest)]
+            return _fresh(self.step(*now, *pieces, *rest))
 
         loop = torch.ops.higher_order.scan
-        found = loop(step_rows, [each.clone() for each in state], some, tuple(held))
+        found = loop(step_rows, _fresh(state), some, tuple(held))
         stacked = found[self.count :]
         stacked = [each.flip(0) for each in stacked] if self.reverse else stacked
         return (*found[: self.count], *stacked)

@@ -1,8 +1,9 @@
-"""Functions with derivatives of their own, as `jax.custom_jvp` and `jax.custom_vjp` make them.
+"""Functions and operations whose derivative in torch would be another one than in jax.
 
-`portable` inlines them. Where that changes a derivative, they are kept: as torch's own function if
-it has one with the same derivative, and else with the traced derivative. Whether it does is found
-by comparing both on a few numbers, in jax.
+`portable` inlines what `jax.custom_jvp` and `jax.custom_vjp` make. Where that changes a derivative,
+they are kept: as torch's own function if it has one with the same derivative, and else with the
+traced derivative. Whether it does is found by comparing both on a few numbers, in jax. Operations
+of which torch has another derivative, at ties or zeros, are kept with that of jax.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -23,10 +25,11 @@ from pax_export._foundations.jaxpr import (
     called_program,
     has_own_derivative,
     interpret,
+    is_literal,
 )
 from pax_export.export.artifact import dimensions
 from pax_export.export.artifact.dimensions import names as _names
-from pax_export.export.portable.program import rewritten
+from pax_export.export.portable.program import rewritten, with_python_numbers
 from pax_export.export.portable.sizes import is_number
 
 #: Sizes of the arrays on which derivatives are compared.
@@ -41,6 +44,21 @@ _SLOW = {"conv_general_dilated", "dot_general", "scan", "sort", "while"}
 _PREFIX = "pax_export."
 
 
+#: Operations of floats that keep jax's derivative, and for which equations.
+#: At 0, jax's of `pow` and `atan2` is NaN. torch takes a matrix for symmetric in `cholesky`, and
+#: gives a tie of `cummax` to one. A solver is differentiated through its equation.
+_DIFFERENT: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("atan2", "cholesky", "cummax", "cummin"), lambda equation: True),
+    "custom_linear_solve": lambda equation: True,
+    "pow": lambda equation: not is_literal(equation.invars[1]) or not equation.invars[1].val,
+}
+
+
+def _is_different(equation: Any) -> bool:
+    is_here = _DIFFERENT.get(equation.primitive.name)
+    return is_here is not None and is_here(equation)
+
+
 class OwnRule(NamedTuple):
     """A call, the program of the function, and which operands and results are floats."""
 
@@ -50,27 +68,43 @@ class OwnRule(NamedTuple):
 
     def backward_program(self) -> Any:
         """The program of operands and cotangents of results to cotangents of floats."""
-        back = _pull_back(self.equation, _call(self.equation))
+        back = _pull_back(_call(self.equation), self.floats)
         count = len(self.equation.invars)
         structs = [*map(_struct_of, self.equation.invars), *map(_struct_of, self.equation.outvars)]
-        return jax.make_jaxpr(lambda *xs: back(xs[:count], xs[count:]))(*structs)
+        return _program(lambda *xs: back(xs[:count], xs[count:]))(*structs)
 
     def tangent_program(self) -> Any:
         """The program of operands and tangents of floats to tangents of results."""
         operands, results = self.equation.invars, self.equation.outvars
         structs = [*map(_struct_of, operands), *(_struct_of(operands[p]) for p in self.floats)]
         count, outer = len(operands), list(map(_struct_of, results))
-        back = _pull_back(self.equation, _call(self.equation))
+        if not self.equation.primitive.name.startswith("custom_vjp"):
+            of_floats, call = partial(_of_floats, self.floats), _call(self.equation)
+            return _program(
+                lambda *xs: jax.jvp(
+                    of_floats(call, xs[:count]), tuple(xs[p] for p in self.floats), xs[count:]
+                )[1]
+            )(*structs)
+        back = _pull_back(_call(self.equation), self.floats)
 
         def run(*xs: Any) -> list[Any]:
             transposed = jax.linear_transpose(lambda *given: back(xs[:count], given), *outer)
             return list(transposed(list(xs[count:])))
 
-        return jax.make_jaxpr(run)(*structs)
+        return _program(run)(*structs)
+
+
+def _program(function: Callable[..., Any]) -> Callable[..., Any]:
+    made = jax.make_jaxpr(function)
+    return lambda *structs: with_python_numbers(made(*structs))
 
 
 def _struct_of(atom: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype)
+
+
+#: Shapes in the text of a program of elementwise operations.
+_SHAPES = re.compile(r"(?<=:)(\w+)\[[^\]]*\]|\bshape=\([^)]*\)|\bbroadcast_dim\w*=\([^)]*\)")
 
 
 def with_own_rules(program: Any) -> tuple[Any, list[OwnRule]]:
@@ -79,20 +113,23 @@ def with_own_rules(program: Any) -> tuple[Any, list[OwnRule]]:
     known: dict[str, str] = {}
 
     def replace(equation: Any) -> Any:
-        if not has_own_derivative(equation):
+        if _is_different(equation):
+            kind, body = "own", _program(_call(equation))(*map(_struct_of, equation.invars))
+        elif has_own_derivative(equation):
+            body = called_program(equation)
+            key = f"{equation.primitive.name} {body}"
+            if {each.primitive.name for each in _flat(body)} <= _ELEMENTWISE:
+                key = _SHAPES.sub(r"\1", key)
+            if (kind := known.get(key)) is None:
+                kind = known[key] = _kind_of(equation)
+        else:
             return None
-        key = f"{equation.primitive.name} {called_program(equation)}"
-        if {each.primitive.name for each in _flat(called_program(equation))} <= _ELEMENTWISE:
-            key = re.sub(r"(?<=:)(\w+)\[[^\]]*\]|\bshape=\([^)]*\)|\bbroadcast_dim\w*=\([^)]*\)",
-                         r"\1", key)  # fmt: skip
-        if (kind := known.get(key)) is None:
-            kind = known[key] = _kind_of(equation)
         if kind == "same":
             return None
-        operands, body = [each.aval for each in equation.invars], called_program(equation)
+        operands = [each.aval for each in equation.invars]
         if kind in _KNOWN:
             return _composite(kind, lambda *xs: _evaluate(body, xs), operands)
-        rule = _rule_of(equation)
+        rule = _rule_of(equation, body)
         if rule is None:
             return None
         found.append(rule)
@@ -128,7 +165,7 @@ def _is_close(one: Any, other: Any) -> bool:
 def _slopes(equation: Any, function: Callable[..., Any]) -> list[np.ndarray]:
     """The cotangents of a function for a few numbers, at some sizes."""
     structs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in equation.invars]
-    back = _pull_back(equation, function)
+    back = _pull_back(function, _floats(equation.invars))
     run = jax.export.export(jax.jit(lambda *xs: back(xs, None)))(*structs).call
     shapes = [_shape_of(each.shape) for each in structs]
     return [
@@ -150,7 +187,7 @@ def _composite(
 ) -> Any:
     structs = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in operands]
     kept = lax.composite(lambda *xs, **_: function(*xs), _PREFIX + name)
-    return jax.make_jaxpr(lambda *xs: kept(*xs, **(told or {})))(*structs)
+    return _program(lambda *xs: kept(*xs, **(told or {})))(*structs)
 
 
 #: Functions of torch with derivatives of their own: the steps at which these are 0.
@@ -198,21 +235,28 @@ def _evaluate(program: Any, xs: Sequence[Any]) -> list[Any]:
     return interpret(program, xs, operate)
 
 
-def _pull_back(equation: Any, function: Any = None) -> Callable[..., list[Any]]:
+def _pull_back(function: Callable[..., Any], floats: Sequence[int]) -> Callable[..., list[Any]]:
     """Cotangents of the floats among the operands."""
-    function = function or _call(equation)
-    floats = _floats(equation.invars)
 
     def run(operands: Sequence[Any], cotangents: Any) -> list[Any]:
-        def of_floats(*moved: Any) -> list[Any]:
-            filled = list(operands)
-            for place, value in zip(floats, moved):
-                filled[place] = value
-            return function(*filled)
-
-        results, back = jax.vjp(of_floats, *(operands[place] for place in floats))
+        moved = _of_floats(floats, function, operands)
+        results, back = jax.vjp(moved, *(operands[place] for place in floats))
         given = cotangents or [jnp.ones_like(each) for each in results]
         return list(back(list(given)))
+
+    return run
+
+
+def _of_floats(
+    floats: Sequence[int], function: Callable[..., list[Any]], operands: Sequence[Any]
+) -> Callable[..., list[Any]]:
+    """A function of some of its operands."""
+
+    def run(*moved: Any) -> list[Any]:
+        filled = list(operands)
+        for place, value in zip(floats, moved):
+            filled[place] = value
+        return function(*filled)
 
     return run
 
@@ -223,11 +267,20 @@ def _floats(atoms: Sequence[Any]) -> tuple[int, ...]:
                  and jnp.issubdtype(kind, jnp.floating))  # fmt: skip
 
 
-def _rule_of(equation: Any) -> OwnRule | None:
+def _rule_of(equation: Any, body: Any) -> OwnRule | None:
     floats = _floats(equation.invars)
-    if not floats or len(_floats(equation.outvars)) != len(equation.outvars):
+    if len(_floats(equation.outvars)) != len(equation.outvars):
         return None
-    return OwnRule(equation, called_program(equation), floats)
+    while floats:  # jax differentiates no `custom_vjp` by what it closes over: its first operands
+        rule = OwnRule(equation, body, floats)
+        try:
+            rule.backward_program()
+            return rule
+        except Exception as error:  # which has no public class
+            if "closed-over" not in str(error):
+                raise
+            floats = floats[1:]
+    return None
 
 
 def _probe(shape: tuple[int, ...], dtype: Any, number: int, place: int) -> Any:
@@ -238,8 +291,9 @@ def _probe(shape: tuple[int, ...], dtype: Any, number: int, place: int) -> Any:
     if not jnp.issubdtype(dtype, jnp.floating):
         return np.zeros(shape, dtype)
     made = random.normal(size=shape)
-    tries = made, np.zeros(shape), 100 * made, np.ones(shape), 1e4 * made, np.full(shape, 6.0)
-    return tries[number].astype(dtype)
+    mixed = np.where(random.integers(0, 2, shape), made, random.integers(-1, 3, shape))
+    tries = made, 0.0, 100 * made, 1.0, 1e4 * made, 6.0, mixed
+    return np.broadcast_to(tries[number], shape).astype(dtype)
 
 
-_PROBES = 6
+_PROBES = 7

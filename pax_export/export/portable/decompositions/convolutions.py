@@ -13,7 +13,7 @@ from jax import lax
 from pax_export._foundations.types import Array
 from pax_export.export.portable.decompositions.registry import NotDecomposedError, decomposes
 from pax_export.export.portable.program import is_static
-from pax_export.export.portable.sizes import is_number
+from pax_export.export.portable.sizes import is_number, same_size
 
 
 def is_plain_pad(equation: Any) -> bool:
@@ -30,9 +30,9 @@ def _is_negative(*sizes: Any) -> bool:
 def pad(x: Array, value: Array, *, padding_config: Sequence[tuple[Any, Any, Any]]) -> Any:
     """Pads with a row after each element but the last, without negative padding at the ends."""
     for axis, (_, _, inner) in enumerate(padding_config):
-        if inner == 0:
-            continue
         size, edges = x.shape[axis], [(0, 0, 0)] * (x.ndim + 1)
+        if inner == 0 or same_size(size, 0):
+            continue
         edges[axis + 1] = (0, inner, 0)
         wide = lax.pad(lax.expand_dims(x, (axis + 1,)), value, edges)
         x = wide.reshape(*x.shape[:axis], size * (inner + 1), *x.shape[axis + 1 :])

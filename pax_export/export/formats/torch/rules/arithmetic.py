@@ -83,27 +83,39 @@ def write_rem(builder: Any, x: TorchValue, y: TorchValue) -> Any:
     return builder("where", builder("eq", right, 0), left, rest)
 
 
-def _extreme(function: str, bound: str) -> Callable:
+def constant_where(builder: Any, which: Any, node: Any) -> Any:
+    """An array whose elements have no derivative where a condition holds."""
+    return builder("where", which, builder("detach", node), node) if builder.trains else node
+
+
+def _extreme(function: str) -> Callable:
     def write_call(builder: Any, x: TorchValue, y: TorchValue) -> Any:
-        return builder(function, *builder.spread_tensors(x, y))
+        made = builder(function, *builder.spread_tensors(x, y))
+        # Neither operand has a derivative where one is NaN.
+        return constant_where(builder, builder("isnan", made), made) if x.is_float else made
 
     return write_call
 
 
-rule("max")(_extreme("maximum", "min"))
-rule("min")(_extreme("minimum", "max"))
+rule("max")(_extreme("maximum"))
+rule("min")(_extreme("minimum"))
 
 
 @rule("clamp")
 def write_clamp(builder: Any, low: TorchValue, x: TorchValue, high: TorchValue) -> Any:
-    """As jax: the derivative at the ends is 0, and NaN stays."""
-    if x.dtype.kind == "u" and x.dtype.itemsize > 2:
+    """As jax: at the ends there is no derivative, and NaN stays."""
+    if x.dtype == np.uint64:
         raise NotInTargetError(f"of {x.dtype.name}")
-    ends = builder.node_of(low), builder.node_of(high)
+    node, *ends = (builder.node_of(each) for each in (x, low, high))
     if not x.is_float:
-        return builder("minimum", builder("maximum", builder.node_of(x), ends[0]), ends[1])
-    node = builder.node_of(x)
-    above = builder("where", builder("le", node, ends[0]), ends[0], node)
+        return builder("minimum", builder("maximum", node, ends[0]), ends[1])
+    if low.known is None:
+        is_low = builder("logical_and", builder("lt", node, ends[0]), builder("lt", *ends))
+        ends[0] = constant_where(builder, builder("logical_not", is_low), ends[0])
+    if high.known is None:
+        ends[1] = constant_where(builder, builder("le", node, ends[1]), ends[1])
+    inner = constant_where(builder, builder("isnan", node), node)
+    above = builder("where", builder("le", node, ends[0]), ends[0], inner)
     return builder("where", builder("ge", above, ends[1]), ends[1], above)
 
 
@@ -121,7 +133,16 @@ def select_n(builder: Any, which: TorchValue, no: TorchValue, yes: TorchValue) -
     return builder("where", condition, right, left)
 
 
-rule("abs")(lambda builder, x: x if x.dtype.kind == "u" else builder("abs", builder.node_of(x)))
+@rule("abs")
+def write_abs(builder: Any, x: TorchValue) -> Any:
+    node = builder.node_of(x)
+    if x.dtype.kind == "u" or not x.is_float or not builder.trains:
+        return x if x.dtype.kind == "u" else builder("abs", node)
+    # At 0, jax's derivative is 1; a sum with 0 is never -0.
+    positive, negative = builder("add", node, 0), builder("neg", node)
+    return builder("where", builder("ge", node, 0), positive, negative)
+
+
 rule("not")(
     lambda builder, x: builder(
         "logical_not" if x.dtype == np.bool_ else "bitwise_not", builder.node_of(x)

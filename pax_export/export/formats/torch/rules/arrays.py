@@ -262,8 +262,26 @@ def write_put(
         more = builder("nn.functional.pad", builder.cast_to(node, "uint8") if x.dtype == np.bool_
                        else node, [0, 0] * (x.rank - 1) + [0, 1])  # fmt: skip
         node = builder.cast_to(more, "bool") if x.dtype == np.bool_ else more
+    if how == "set":
+        given = _last_rows(builder, places, index, given, rows, node)
     made = _put_rows(builder, node, index, given, how, rows)
     return builder("narrow", made, 0, 0, builder.sizes.of(x.shape[0])) if inside else made
+
+
+def _last_rows(
+    builder: Any, places: TorchValue, index: Any, given: Any, rows: TorchValue, x: Any
+) -> Any:
+    """Rows in which those that go to one place are the last of them, which has the derivative."""
+    known, count = places.known, rows.shape[0]
+    if same_size(count, 1) or (known is not None and len(set(known.tolist())) == known.size):
+        return given
+    numbers = builder.arange_of(count, np.int64)
+    table = builder("full", [builder("ops.aten.sym_size.int", x, 0)], 0, **builder.kind_of("int64"))
+    table = builder("scatter_reduce", table, 0, index, numbers, "amax", include_self=True)
+    last = builder("index_select", table, 0, index)
+    found = builder("index_select", builder("detach", given), 0, last)
+    is_last = builder.reshape_to(builder("eq", last, numbers), [count] + [1] * (rows.rank - 1))
+    return builder("where", is_last, given, found)
 
 
 def _put_rows(builder: Any, x: Any, index: Any, rows: Any, how: str, like: TorchValue) -> Any:

@@ -98,16 +98,17 @@ def own_rule(builder: Any, *operands: TorchValue, key: int) -> Any:
     differences that are 0.
     """
     results, rule = list(builder.results), builder.own_rules[key]
+    operands = operands[-len(rule.equation.invars) :]  # after constants of its program
     if not builder.live:
         fixed = [_detached(builder, each) for each in operands]
         moves = [_difference(builder, operands[place]) for place in rule.floats]
-        made = builder.inline(rule.forward, fixed)
+        made = builder.write(rule.forward, fixed)
         slopes = builder.write(rule.tangent_program(), [*fixed, *moves])
         return [
             builder("add", builder.node_of(y), _finite(builder, t)) for y, t in zip(made, slopes)
         ]
     structs, outer = _structs(operands), _structs(results)
-    forward = builder.write_body(rule.forward, structs)
+    forward = builder.body_of(lambda given: builder.write(rule.forward, given), structs)
     backward = builder.body_of(
         lambda given: builder.write(rule.backward_program(), given), [*structs, *outer]
     )

@@ -6,14 +6,13 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
 from pax_export.export.formats.torch.rules.arrays import filled_around
 from pax_export.export.formats.torch.values import TorchValue, carrier, is_number, rule
 from pax_export.export.portable import NotInTargetError
 from pax_export.export.portable.decompositions.convolutions import is_plain_convolution
-from pax_export.export.portable.decompositions.reductions import is_plain_window, least
+from pax_export.export.portable.decompositions.reductions import is_plain_window
 
 
 @rule("dot_general")
@@ -184,35 +183,49 @@ def _transposed_kernel(builder: Any, kernel: Any, taps: Sequence[int], groups: i
 # --- pools ------------------------------------------------------------------
 
 
+def _moving_axes(params: Any) -> list[int]:
+    """The axes along which windows move."""
+    told = (params[f"window_{name}"] for name in ("dimensions", "strides"))
+    still = [(1, 1, (0, 0))] * len(params["padding"])
+    return [at for at, each in enumerate(zip(*told, params["padding"])) if each != still[at]]
+
+
 def _is_pool(equation: Any) -> bool:
-    """Whether windows are those of a pool: over the last axes."""
-    told, rank = equation.params, equation.invars[0].aval.ndim
-    widths = told["window_dimensions"]
-    if not 3 <= rank <= 5 or any(each != 1 for each in (*widths[:2], *told["window_strides"][:2])):
-        return False
-    ends = [end for pair in told["padding"][:2] for end in pair]
-    return is_plain_window(equation) and all(is_number(each) and each == 0 for each in ends)
+    return is_plain_window(equation) and 1 <= len(_moving_axes(equation.params)) <= 3
 
 
-def _window(builder: Any, x: TorchValue, window: Any, value: float) -> Any:
-    node = filled_around(builder, builder.node_of(x), window["padding"], value)
-    shapes = ([int(each) for each in window[name][2:]]
-              for name in ("window_dimensions", "window_strides"))  # fmt: skip
-    return (x.rank - 2, node, *shapes)
+def _pool(builder: Any, kind: str, x: Any, shape: Any, filling: float, window: Any) -> Any:
+    """A pool over any axes: they go to the end, after two others."""
+    moving, padding = _moving_axes(window), window["padding"]
+    others = [axis for axis in range(len(shape)) if axis not in moving]
+    order = [*others, *moving]
+    made = [builder.results[0].shape[axis] for axis in order]
+    node = builder.transpose_axes(filled_around(builder, x, padding, filling), order)
+    if len(others) != 2:
+        padded = [shape[axis] + sum(padding[axis]) for axis in moving]
+        node = builder.reshape_to(node, [math.prod(shape[axis] for axis in others), 1, *padded])
+    sizes = ([int(window[name][axis]) for axis in moving]
+             for name in ("window_dimensions", "window_strides"))  # fmt: skip
+    node = builder(f"nn.functional.{kind}_pool{len(moving)}d", node, *sizes)
+    node = node if len(others) == 2 else builder.reshape_to(node, made)
+    return builder.transpose_axes(node, [int(axis) for axis in np.argsort(order)])
 
 
 @rule("reduce_window_sum", when=_is_pool)
 def sum_pool(builder: Any, x: TorchValue, **window: Any) -> Any:
-    count, node, widths, steps = _window(builder, x, window, 0.0)
-    made = builder(f"nn.functional.avg_pool{count}d", node, widths, steps)
-    return builder("mul", made, math.prod(widths))
+    made = _pool(builder, "avg", builder.node_of(x), x.shape, 0.0, window)
+    return builder("mul", made, math.prod(map(int, window["window_dimensions"])))
 
 
 @rule("reduce_window_max", when=_is_pool)
 def max_pool(builder: Any, x: TorchValue, **window: Any) -> Any:
-    low = float(least(jnp.dtype(x.dtype)))
-    count, node, widths, steps = _window(builder, x, window, low)
-    return builder(f"nn.functional.max_pool{count}d", node, widths, steps)
+    return _pool(builder, "max", builder.node_of(x), x.shape, -math.inf, window)
+
+
+@rule("reduce_window_min", when=_is_pool)
+def min_pool(builder: Any, x: TorchValue, **window: Any) -> Any:
+    node = builder("neg", builder.node_of(x))
+    return builder("neg", _pool(builder, "max", node, x.shape, -math.inf, window))
 
 
 # --- linear algebra ---------------------------------------------------------
@@ -243,6 +256,15 @@ def triangular_solve(
         "linalg.solve_triangular", matrix, builder.node_of(b), upper=upper, left=left_side,
         unitriangular=unit_diagonal,
     )  # fmt: skip
+
+
+@rule("lu", when=_is_real)
+def write_lu(builder: Any, x: TorchValue) -> Any:
+    found = builder("linalg.lu_factor_ex", builder.node_of(x))
+    both, pivots = (builder.take_item(found, place) for place in range(2))
+    # The row of which column is 1 in a matrix of exchanges.
+    moves = builder.take_item(builder("lu_unpack", both, pivots, unpack_data=False), 0)
+    return [both, builder("sub", pivots, 1), builder.cast_to(builder("argmax", moves, -2), "int32")]
 
 
 @rule("eigh", when=_is_real)

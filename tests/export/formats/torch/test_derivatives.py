@@ -1,0 +1,90 @@
+"""Derivatives that torch has otherwise than jax: at ties, zeros, ends and NaN, and of solvers."""
+
+import importlib.util
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from pax_export.export import as_torch, load, spec, to_torch
+from tests.closeness import assert_close
+
+if importlib.util.find_spec("torch") is None:
+    pytest.skip("torch is not installed", allow_module_level=True)
+
+X = np.array([[0, -0.0, 1, 1, 2, np.nan], [3, 1, 1, -2, -2, 0]], np.float32)
+Y = np.array([[0, 0, 1, 2, 1, 2], [3, 0, 1, -2, 1, 0]], np.float32)
+PLACES = np.array([0, 2, 2, 1, 2, 9], np.int32)
+WINDOW = ((1, 3), (1, 1), "SAME")
+ELEMENTWISE = {
+    "abs": lambda x, y: jnp.abs(x),
+    "minimum": jnp.minimum,
+    "maximum": jnp.maximum,
+    "clamp": lambda x, y: lax.clamp(jnp.minimum(y, 1), x, jnp.maximum(y, 1)),
+    "atan2": jnp.arctan2,
+    "pow": lambda x, y: lax.pow(jnp.abs(y), jnp.abs(x)),
+    "xlogy": lambda x, y: jax.scipy.special.xlogy(y, jnp.abs(x) + 1),
+    "cummax": lambda x, y: lax.cummax(y, 1),
+    "cummin": lambda x, y: lax.cummin(y, 1, reverse=True),
+    "max pool": lambda x, y: lax.reduce_window(y, -jnp.inf, lax.max, *WINDOW),
+    "min pool": lambda x, y: lax.reduce_window(y, jnp.inf, lax.min, *WINDOW),
+    "set": lambda x, y: y.at[0, PLACES].set(x[1]),
+    "max": lambda x, y: y.at[0, PLACES].max(x[1]),
+    "sort": lambda x, y: jnp.sort(y, axis=1),
+    "median": lambda x, y: jnp.median(y, axis=1),
+}
+MATRIX = np.random.default_rng(0).normal(size=(2, 4, 4)).astype(np.float32)
+MATRIX = MATRIX @ MATRIX.swapaxes(1, 2) + np.eye(4, dtype=np.float32)
+MATRICES = {
+    "cholesky": lambda a, b: lax.linalg.cholesky(a, symmetrize_input=False),
+    "solve": jnp.linalg.solve,
+    "solve positive": lambda a, b: jax.scipy.linalg.solve(a[0], b[0], assume_a="pos"),
+    "det": lambda a, b: jnp.linalg.det(a),
+    "expm": lambda a, b: jax.scipy.linalg.expm(a[0] * 0.1),
+}
+
+
+@pytest.mark.parametrize(
+    ("functions", "x", "y"), [(ELEMENTWISE, X, Y), (MATRICES, MATRIX, MATRIX[:, :, :3] + 1)]
+)
+def test_derivatives_of_operations_are_those_of_jax(functions, x, y):
+    import torch
+
+    def model(_, x, y):
+        return [function(x, y) for function in functions.values()]
+
+    module = as_torch(({}, model), (spec(x.shape), spec(y.shape)), validate=False)
+    given = [torch.from_numpy(each.copy()).requires_grad_() for each in (x, y)]
+    random = np.random.default_rng(1)
+    for (name, function), found in zip(functions.items(), module(*given)):
+        expected, back = jax.vjp(function, x, y)
+        slope = random.normal(size=found.shape).astype(np.float32)
+        slopes = torch.autograd.grad(found, given, torch.from_numpy(slope), allow_unused=True)
+        assert_close(found.detach().numpy(), expected, rtol=1e-5, atol=1e-5, where=name)
+        for one, other, source in zip(slopes, back(slope), given):
+            one = torch.zeros_like(source) if one is None else one
+            assert_close(one.numpy(), other, rtol=1e-4, atol=1e-4, where=name)
+
+
+def test_programs_have_the_derivatives_of_solvers(tmp_path):
+    def model(params, b):
+        return jnp.linalg.solve(params["a"], b), lax.cummax(jnp.abs(b), 0)
+
+    a = np.eye(3, dtype=np.float32) * 2 + 0.1
+    to_torch(({"a": jnp.asarray(a)}, model), tmp_path / "m.pt2", spec("3"))
+    assert_close(
+        load(tmp_path / "m.pt2")(np.ones(3, np.float32))[0], np.linalg.solve(a, np.ones(3))
+    )
+
+
+def test_numbers_that_are_trained_are_not_read():
+    import torch
+
+    def model(params, x):
+        return jnp.minimum(x, params["limit"])
+
+    module = as_torch(({"limit": jnp.float32(0.5)}, model), spec("n"), validate=False)
+    module.limit.data.fill_(2.0)
+    assert module(torch.full((1,), 3.0)).item() == 2.0
