@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ast
+import configparser
 import re
 import runpy
+import sys
+from importlib.metadata import packages_distributions
 
 import pytest
 
@@ -58,3 +61,24 @@ def test_a_cell_that_fails_ends_the_build():
     assert conf["nb_execution_raise_on_error"] is True
     assert conf.get("nb_execution_excludepatterns", []) == []
     assert not conf.get("nb_execution_allow_errors", False)
+
+
+def test_the_first_cell_installs_what_the_others_import():
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    extras = "\n".join(config["options.extras_require"][name] for name in ("all", "examples"))
+    for name in ("all", "examples"):
+        for nested in re.findall(r"pax-export\[(.*)\]", config["options.extras_require"][name]):
+            extras += "\n".join(
+                config["options.extras_require"][each] for each in nested.split(",")
+            )
+    given = set(re.findall(r"^[\w-]+", extras + config["options"]["install_requires"], re.M))
+    known = {"pax_export", "jax", "numpy", "IPython", "PIL"} | sys.stdlib_module_names
+    for tutorial in TUTORIALS:
+        trees = [ast.parse(code) for code in cells(tutorial) if not code.startswith("%")]
+        nodes = [node for tree in trees for node in ast.walk(tree)]
+        names = {each.name for node in nodes if isinstance(node, ast.Import) for each in node.names}
+        names |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+        for name in {name.partition(".")[0] for name in names} - known:
+            packages = packages_distributions().get(name, [name])
+            assert given & {each.lower().replace("_", "-") for each in packages}, name
