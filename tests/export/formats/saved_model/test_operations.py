@@ -63,6 +63,20 @@ def test_net(tmp_path):
     assert "XlaCallModule" not in found
 
 
+def test_what_all_turns_of_a_loop_do_is_written_before_it(tmp_path):
+    from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
+
+    def run(weight, x):
+        return jax.lax.scan(lambda h, row: (jnp.tanh(h @ weight.T + row), row), x[0], x)[0]
+
+    _exported((jnp.eye(3), run), tmp_path / "m", spec("t, b, 3"))
+    saved = SavedModel.FromString((tmp_path / "m/saved_model.pb").read_bytes())
+    bodies = [[n.op for n in f.node_def] for f in saved.meta_graphs[0].graph_def.library.function]
+    (turn,) = [each for each in bodies if "Tanh" in each]
+    assert "MatMul" in turn
+    assert "Transpose" not in turn
+
+
 def test_sizes_that_do_not_fit_are_an_error(tmp_path):
     three = [spec("b, 3")] * 3
     _exported(lambda x, y, unread: x + y, tmp_path / "m", *three, constraints=["mod(b, 2) == 0"])

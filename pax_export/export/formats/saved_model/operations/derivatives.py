@@ -16,7 +16,7 @@ from pax_export._foundations.jaxpr import inner_programs, wrapped_program
 
 _SAME = frozenset(
     """
-acos acosh add add_any and argmax argmin asin asinh atan atanh broadcast_in_dim ceil
+abs acos acosh add add_any and argmax argmin asin asinh atan atanh broadcast_in_dim ceil
 concatenate conv_general_dilated convert_element_type copy copy_p cos cosh cumsum dim_as_value div
 dot_general dynamic_slice dynamic_update_slice eq erf erfc exp expm1 floor gather ge gt integer_pow
 iota is_finite le log log1p logistic lt max min mul ne neg not or pad reduce_and reduce_max

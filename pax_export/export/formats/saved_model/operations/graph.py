@@ -100,6 +100,9 @@ class NodeBuilder:
         self._count = 0
 
     def __call__(self, operator: str, *operands: Any, **attributes: Any) -> Any:
+        if operator in _MOVES and self._is_outside(operands[0]):
+            with self._in(self.frame.parent):
+                return self(operator, *operands, **attributes)
         form, names, found = OPERATORS[operator], [], dict[str, np.dtype]()
         for kind, operand in zip(form.operands, operands, strict=True):
             several = operand if kind.startswith("N*") else [operand]
@@ -127,6 +130,19 @@ class NodeBuilder:
             if len(form.results) > 1 or count > 1 or "num_split" in attributes
             else (results[0])
         )
+
+    def _is_outside(self, x: Any) -> bool:
+        """Whether an array is the same in all turns of the loop that is being written."""
+        in_loop = self.frame.parent is not None and self.frame.arguments
+        return bool(in_loop and x.frame not in (None, self.frame))
+
+    @contextmanager
+    def _in(self, frame: Any) -> Iterator[None]:
+        inside, self.frame = self.frame, frame
+        try:
+            yield
+        finally:
+            self.frame = inside
 
     def _check_kernel(self, operator: str, dtype: Any) -> None:
         computed = OPERATORS[operator].dtypes
@@ -210,11 +226,8 @@ class NodeBuilder:
         return self.frame.constants[key]
 
     def _in_root(self, operator: str, *operands: Any, **attributes: Any) -> Any:
-        inside, self.frame = self.frame, self._root
-        try:
+        with self._in(self._root):
             return self(operator, *operands, **attributes)
-        finally:
-            self.frame = inside
 
     # Functions of loops and branches.
 
@@ -255,11 +268,8 @@ class NodeBuilder:
         return names, captured
 
     def _names_in(self, frame: Frame, tensors: Sequence[Output]) -> list[str]:
-        outside, self.frame = self.frame, frame
-        try:
+        with self._in(frame):
             return list(map(self._name_of, tensors))
-        finally:
-            self.frame = outside
 
     def finish(self, body: Body, results: Sequence[Output]) -> list[str]:
         """Adds the nodes of the outermost function to a body; returns the names of results."""
@@ -328,6 +338,8 @@ def _spec_of(tensor: Output) -> Spec:
     return Spec.of(jax.ShapeDtypeStruct(tensor.shape, tensor.dtype))
 
 
+#: Operators that are written before a loop whose turns would all do the same.
+_MOVES = frozenset({"Transpose", "Squeeze", "Cast"})
 #: Names of dtypes, which other operands of operators are not.
 _FIXED = frozenset({"bool", "int32", "int64", "uint8", "variant"})
 
