@@ -69,7 +69,7 @@ def test_what_all_turns_of_a_loop_do_is_written_before_it(tmp_path):
     def run(weight, x):
         return jax.lax.scan(lambda h, row: (jnp.tanh(h @ weight.T + row), row), x[0], x)[0]
 
-    _exported((jnp.eye(3), run), tmp_path / "m", spec("t, b, 3"))
+    _exported((jnp.eye(3), run), tmp_path / "m", spec("t, b, 3"), vjp_order=0)
     saved = SavedModel.FromString((tmp_path / "m/saved_model.pb").read_bytes())
     bodies = [[n.op for n in f.node_def] for f in saved.meta_graphs[0].graph_def.library.function]
     (turn,) = [each for each in bodies if "Tanh" in each]
