@@ -260,7 +260,7 @@ def _block(size: int, width: int, rows: ArrayLike) -> int:
     return fitting[0] if fitting else most
 
 
-def _over_rows(x: Array, integers: jax.Array, scales: Sequence[Any], form: Form) -> Any:
+def _over_rows(x: Array, integers: Array, scales: Sequence[Any], form: Form) -> Any:
     """Sums over blocks of the contracted axis; 2,048 columns of a wide matrix at a time."""
     width = integers.shape[-1]
     by_column = form.group is None  # one scale per column: a factor of the whole sum
