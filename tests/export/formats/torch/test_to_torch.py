@@ -272,3 +272,29 @@ def test_a_size_that_torch_fixes_is_named(tmp_path):
     with pytest.raises(errors.PaxError) as caught:
         to_torch(({}, lambda _, x: jax.pure_callback(np.sin, x, x)), tmp_path / "a", spec("n, 3"))
     assert "calls back into Python" in caught.value.what
+
+
+@with_torch
+def test_an_old_torch_is_refused(monkeypatch):
+    import torch
+
+    monkeypatch.setattr(torch, "__version__", "2.5.1")
+    with pytest.raises(errors.MissingPackageError) as caught:
+        as_torch(mlp(), spec("batch, 3"))
+    assert caught.value.got == "2.5.1" and "torch>=2.8" in caught.value.write
+
+
+@with_torch
+def test_nan_weights_and_small_dtypes_are_taken():
+    import torch
+
+    params = {
+        "nan": jnp.array([1.0, jnp.nan, 2.0]),
+        "eight": jnp.ones(3, jnp.float8_e4m3fn),
+        "four": jnp.ones(3, jnp.int4),
+    }
+    module = as_torch(
+        (params, lambda p, x: sum(each.astype(jnp.float32) * x for each in p.values())),
+        spec("n, 3"),
+    )
+    assert module(torch.ones(1, 3)).isnan().tolist() == [[False, True, False]]
