@@ -9,6 +9,9 @@ from __future__ import annotations
 import html
 from typing import Any
 
+from docutils import nodes
+from sphinx import addnodes
+
 _ALWAYS = 2  # levels
 
 
@@ -18,7 +21,7 @@ class _Tree:
     def __init__(self, app: Any, page: str) -> None:
         self.builder, self.page = app.builder, page
         self.children: dict[str, list[str]] = app.env.toctree_includes
-        self.titles = app.env.titles
+        self.titles, self.tocs = app.env.titles, app.env.tocs
         self.root = app.config.root_doc
         self.open = self._way_to(page)
 
@@ -27,7 +30,19 @@ class _Tree:
         pages = self.children.get(above or self.root, [])
         if not pages or not (level <= _ALWAYS or above in self.open):
             return ""
-        return "<ul>" + "".join(self._entry(page, level) for page in pages) + "</ul>"
+        groups = self._groups(above) if above else {}
+        entries = [groups.get(page, "") + self._entry(page, level) for page in pages]
+        return "<ul>" + "".join(entries) + "</ul>"
+
+    def _groups(self, above: str) -> dict[str, str]:
+        """The headings under which a page lists others, each before the first of them."""
+        found = {}
+        for tree in self.tocs[above].findall(addnodes.toctree):
+            item = tree.parent.parent  # the heading's entry; that of the page's title is none
+            if isinstance(item.parent.parent, nodes.list_item) and tree["includefiles"]:
+                title = html.escape(item[0].astext())
+                found[tree["includefiles"][0]] = f'<li class="group">{title}</li>'
+        return found
 
     def _entry(self, page: str, level: int) -> str:
         current = " current" if page in self.open else ""
