@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     AnyMesh: TypeAlias = Mesh | AbstractMesh
     Equation: TypeAlias = core.JaxprEqn
     Jaxpr: TypeAlias = core.Jaxpr
+    Var: TypeAlias = core.Var
+    Atom: TypeAlias = core.Var | core.Literal
     TracedProgram: TypeAlias = core.Jaxpr | core.ClosedJaxpr  # one class since jax 0.12
 else:
     Array = ArrayLike = DTypeLike = PRNGKey = AnyMesh = Any
-    Equation = Jaxpr = TracedProgram = Any
+    Equation = Jaxpr = Var = Atom = TracedProgram = Any

@@ -27,7 +27,7 @@ from jax import numpy as jnp
 from jax.extend.core import jaxpr_as_fun
 from jax.tree_util import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from pax_export._foundations.types import ArrayLike, DTypeLike, PyTree
+from pax_export._foundations.types import Array, ArrayLike, DTypeLike, PyTree
 from pax_export.export.portable.any_size import differentiable
 
 
@@ -257,7 +257,7 @@ _SCAN, _PAD = lax.scan, jnp.pad
 
 def _make_convolution(turned: bool) -> Callable:
     def convolve(
-        a: Any, v: Any, mode: str = "full", *, precision: Any = None,
+        a: Array, v: Array, mode: str = "full", *, precision: Any = None,
         preferred_element_type: DTypeLike | None = None,
     ) -> Any:  # fmt: skip
         a, v = jnp.asarray(a), jnp.asarray(v)

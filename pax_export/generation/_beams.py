@@ -17,6 +17,7 @@ from pax_export.generation._buckets import bucket_sizes, cut_columns
 from pax_export.generation._cache import batch_axes, map_rows
 from pax_export.generation._foreign_keywords import KEYWORDS, explain_keywords
 from pax_export.generation._prompt import (
+    LanguageModel,
     check_vocabulary,
     checked_chunk,
     checked_count,
@@ -255,7 +256,7 @@ def _search_beams(
     return Beams(tokens, jnp.where(no_number, 0, lengths), scores)
 
 
-def _read_newest(lm: PyTree, search: _BeamSearch) -> tuple[_BeamSearch, jax.Array]:
+def _read_newest(lm: LanguageModel, search: _BeamSearch) -> tuple[_BeamSearch, jax.Array]:
     """Adds the newest token of each beam to the cache; the logits after it."""
     counts = jnp.broadcast_to(search.is_open[:, None], search.newest.shape).astype(jnp.int32)
     logits, cache = last_logits(lm, search.newest.reshape(-1, 1), search.cache, counts.reshape(-1))

@@ -15,7 +15,7 @@ import numpy as np
 from pax_export._foundations.errors import InvalidArgumentError
 from pax_export._foundations.jax import is_tracer
 from pax_export._foundations.types import Array, DTypeLike, PyTree
-from pax_export.generation._prompt import room_of
+from pax_export.generation._prompt import LanguageModel, room_of
 
 #: Shorter prompts hardly take less time.  An unused new token takes cache space, and no time.
 _FEWEST_READ, _FEWEST_NEW = 16, 64
@@ -90,13 +90,13 @@ def bucket_sizes(
     return BucketSizes(_of_width(tokens, width), lengths, places, count, room)
 
 
-def _longrope_of(lm: PyTree) -> Any:
+def _longrope_of(lm: LanguageModel) -> Any:
     """The scaling of a net that rotates short and long contexts by other frequencies."""
     scaling: Any = getattr(getattr(lm, "config", None), "rotary_scaling", None)
     return scaling if getattr(scaling, "kind", None) == "longrope" else None
 
 
-def _check_one_rotation(lm: PyTree, shortest: int, longest: int) -> None:
+def _check_one_rotation(lm: LanguageModel, shortest: int, longest: int) -> None:
     """Refuses rows of which one alone would be rotated by other frequencies than together."""
     scaling = _longrope_of(lm)
     if scaling is not None and shortest <= scaling.original_length < longest:
@@ -126,7 +126,9 @@ def _of_width(tokens: Array, width: int) -> Any:
     return np.pad(tokens, ((0, 0), (0, width - tokens.shape[1])))
 
 
-def _cache_length(lm: PyTree, batch: int, wanted: int, needed: int, dtype: Any) -> int:
+def _cache_length(
+    lm: LanguageModel, batch: int, wanted: int, needed: int, dtype: DTypeLike | None
+) -> int:
     """Returns the length of a new cache: `wanted`, limited by the net's positions."""
     most: Any = getattr(getattr(lm, "config", None), "max_positions", None)
     if isinstance(most, int):

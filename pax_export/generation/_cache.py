@@ -15,6 +15,7 @@ from pax_export.export import spec
 from pax_export.generation._buckets import bucket_sizes
 from pax_export.generation._foreign_keywords import KEYWORDS, explain_keywords
 from pax_export.generation._prompt import (
+    LanguageModel,
     check_new_room,
     check_room,
     checked_cache_dtype,
@@ -29,7 +30,7 @@ from pax_export.generation._steps import read_prompt
 _LARGE = 1 << 20
 
 
-def batch_axes(lm: PyTree, room: int, dtype: Any) -> list[int | None]:
+def batch_axes(lm: LanguageModel, room: int, dtype: DTypeLike | None) -> list[int | None]:
     """Returns the batch axis of each leaf of a cache; None for leaves without one."""
     axes = []
     for two, three in zip(*(jax.tree.leaves(_shapes(lm, batch, room, dtype)) for batch in (2, 3))):
@@ -46,7 +47,7 @@ def batch_axes(lm: PyTree, room: int, dtype: Any) -> list[int | None]:
 
 
 def shapes_of_cache(
-    lm: PyTree, batch: int | str, room: int | str, dtype: Any, **wishes: object
+    lm: LanguageModel, batch: int | str, room: int | str, dtype: DTypeLike | None, **wishes: object
 ) -> Any:
     """Returns a cache of specs with these sizes, numbers or names; options as for `new_cache`.
 
@@ -74,7 +75,9 @@ def shapes_of_cache(
     return jax.tree.unflatten(tree, found)
 
 
-def _shapes(lm: PyTree, batch: int, room: int, dtype: DTypeLike, **wishes: object) -> Any:
+def _shapes(
+    lm: LanguageModel, batch: int, room: int, dtype: DTypeLike | None, **wishes: object
+) -> Any:
     return jax.eval_shape(lambda: new_cache(lm, batch, room, dtype, **wishes))
 
 
@@ -88,7 +91,9 @@ def map_rows(change: Callable[[jax.Array, int], jax.Array], cache: object, axes:
 # --- Creates an empty cache for any net ----------------------------------------------------------
 
 
-def new_cache(lm: PyTree, batch: PyTree, room: object, dtype: Any, **wishes: object) -> Any:
+def new_cache(
+    lm: LanguageModel, batch: PyTree, room: object, dtype: DTypeLike | None, **wishes: object
+) -> Any:
     """Calls ``lm.init_cache`` with those of the options that it has parameters for."""
     known = inspect.signature(lm.init_cache).parameters
     options = {name: wish for name, wish in wishes.items() if name in known}

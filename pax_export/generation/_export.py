@@ -16,12 +16,14 @@ import numpy as np
 from pax_export import export as exporters
 from pax_export._foundations.check import as_strings
 from pax_export._foundations.errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export._foundations.types import Array, DTypeLike
 from pax_export.generation._cache import new_cache, shapes_of_cache
 from pax_export.generation._genai import GENAI, WEB
 from pax_export.generation._gguf import GGUF
 from pax_export.generation._litertlm import LITERTLM
 from pax_export.generation._programs import generate_rest
 from pax_export.generation._prompt import (
+    LanguageModel,
     check_new_room,
     check_vocabulary,
     checked_cache_dtype,
@@ -256,7 +258,7 @@ def _checked_size(name: str, given: Any) -> int | str:
     return given if isinstance(given, str) else checked_count(given, name, f"export: {name}")
 
 
-def _in_form(lm: Any, layers: str | None, format: str) -> tuple[Any, bool]:
+def _in_form(lm: LanguageModel, layers: str | None, format: str) -> tuple[Any, bool]:
     """Returns the net with listed or scanned layers, and whether each layer has its own cache."""
     if layers is not None and layers not in LAYERS:
         raise InvalidArgumentError(
@@ -280,7 +282,7 @@ def _in_form(lm: Any, layers: str | None, format: str) -> tuple[Any, bool]:
     )
 
 
-def _has_empty_store(lm: Any, dtype: Any) -> bool:
+def _has_empty_store(lm: LanguageModel, dtype: DTypeLike | None) -> bool:
     """Whether an array of the cache has no elements, as where all layers have windows."""
     return any(0 in leaf.shape for leaf in jax.tree.leaves(shapes_of_cache(lm, 1, 1, dtype)))
 
@@ -327,14 +329,16 @@ class _Served:
     def method(self, key: str) -> Callable[..., Any]:
         if key == "prefill":
 
-            def prefill(lm: Any, tokens: Any, lengths: Any, cache: Any) -> dict[str, Any]:
+            def prefill(
+                lm: LanguageModel, tokens: Any, lengths: Array, cache: Any
+            ) -> dict[str, Any]:
                 logits, cache = last_logits(lm, tokens, cache, lengths)
                 return {"logits": logits, "cache": cache}
 
             return prefill
         if key == "decode":
 
-            def decode(lm: Any, token: Any, cache: Any) -> dict[str, Any]:
+            def decode(lm: LanguageModel, token: Any, cache: Any) -> dict[str, Any]:
                 meant = token >= 0
                 read = jnp.where(meant, token, 0)[:, None]
                 logits, cache = last_logits(lm, read, cache, meant.astype(jnp.int32))
@@ -343,23 +347,23 @@ class _Served:
             return decode
         if self.settings.sampler.draws:
 
-            def generate(lm: Any, tokens: Any, lengths: Any, seed: Any) -> jax.Array:
+            def generate(lm: LanguageModel, tokens: Any, lengths: Array, seed: Any) -> jax.Array:
                 return self._generated(lm, tokens, lengths, seed)
 
             return generate
 
-        def generate_greedily(lm: Any, tokens: Any, lengths: Any) -> jax.Array:
+        def generate_greedily(lm: LanguageModel, tokens: Any, lengths: Array) -> jax.Array:
             return self._generated(lm, tokens, lengths, None)
 
         return generate_greedily
 
-    def _generated(self, lm: Any, tokens: Any, lengths: Any, seed: Any) -> jax.Array:
+    def _generated(self, lm: LanguageModel, tokens: Any, lengths: Array, seed: Any) -> jax.Array:
         cache = self.empty(lm, tokens.shape[0], tokens.shape[1] + self.count)
         keys = row_keys(seed, tokens.shape[0], self.settings.sampler, "generate")
         state = begin_generation(lm, tokens, lengths, cache, keys, self.settings)
         return generate_rest(lm, state, self.settings, self.count)[0]
 
-    def empty(self, lm: Any, batch: Any, room: Any) -> Any:
+    def empty(self, lm: LanguageModel, batch: Any, room: Any) -> Any:
         return new_cache(lm, batch, room, self.dtype, **self.cache)
 
     def inputs(self, key: str) -> tuple[Any, ...]:

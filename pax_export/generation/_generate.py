@@ -21,6 +21,7 @@ from pax_export.generation._programs import (
     without_cache,
 )
 from pax_export.generation._prompt import (
+    LanguageModel,
     check_new_room,
     check_room,
     checked_cache_dtype,
@@ -96,7 +97,7 @@ class WithStream(Generic[P, R, S]):
 
 @explain_keywords(KEYWORDS)
 def stream(
-    lm: PyTree,
+    lm: LanguageModel,
     tokens: Array,
     lengths: Array | None = None,
     *,
@@ -162,7 +163,7 @@ def stream(
 @WithStream.of(stream)
 @explain_keywords(KEYWORDS)
 def generate(
-    lm: PyTree,
+    lm: LanguageModel,
     tokens: Array,
     lengths: Array | None = None,
     *,

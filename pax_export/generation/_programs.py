@@ -14,7 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pax_export._foundations.types import Array, PyTree
+from pax_export._foundations.types import Array, DTypeLike, PyTree
+from pax_export.generation._prompt import LanguageModel
 from pax_export.generation._steps import (
     DecodeState,
     Settings,
@@ -50,14 +51,22 @@ def run_prefill(
 
 
 @partial(jax.jit, static_argnames="settings", donate_argnames="cache")
-def run_step(lm: PyTree, cache: object, state: DecodeState, *, settings: Settings) -> DecodeState:
+def run_step(
+    lm: LanguageModel, cache: object, state: DecodeState, *, settings: Settings
+) -> DecodeState:
     """The state one token later."""
     return advance_state(lm, state._replace(cache=cache), settings)
 
 
 @partial(jax.jit, static_argnames=("settings", "count"), donate_argnames="cache")
 def run_to_end(
-    lm: PyTree, cache: object, state: DecodeState, limit: int, *, settings: Settings, count: int
+    lm: LanguageModel,
+    cache: object,
+    state: DecodeState,
+    limit: int,
+    *,
+    settings: Settings,
+    count: int,
 ) -> Made:
     """Returns all tokens, including the first."""
     return generate_rest(lm, state._replace(cache=cache), settings, count, limit)
@@ -72,7 +81,7 @@ def without_cache(state: DecodeState) -> tuple[Any, DecodeState]:
 
 
 def generate_rest(
-    lm: PyTree, state: DecodeState, settings: Settings, count: int, limit: object = None
+    lm: LanguageModel, state: DecodeState, settings: Settings, count: int, limit: object = None
 ) -> Made:
     """Generates tokens until all rows have ended.
 
@@ -145,7 +154,7 @@ class Stream(Iterator[np.ndarray]):
         settings: Settings,
         count: int,
         room: int,
-        dtype: Any,
+        dtype: DTypeLike,
         ends: Callable[[Any, Any], np.ndarray] | None = None,
     ):
         self._lm, *self._prompt = operands

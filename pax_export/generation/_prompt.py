@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,15 @@ from pax_export._foundations.types import Array, PRNGKey, PyTree
 from pax_export.core import Module, enable_eval_mode
 from pax_export.generation.samplers import Sampler
 from pax_export.nets import cache_dtype, check_ids
+
+
+class LanguageModel(Protocol):
+    """What generation calls: a `Decoder`, or a module with its methods."""
+
+    def init_cache(self, *args: Any, **kwargs: Any) -> Any: ...
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
 
 Prompt = tuple[Any, Any]  # tokens [batch, length] and lengths [batch], both int32
 

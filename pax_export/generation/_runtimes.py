@@ -45,7 +45,7 @@ from pax_export.export.pipeline.arguments import check_choice
 from pax_export.generation import _runtime_calls
 from pax_export.generation._job import Job, compare_tokens
 from pax_export.generation._pretrained import check_fits
-from pax_export.generation._prompt import checked_prompt
+from pax_export.generation._prompt import LanguageModel, checked_prompt
 from pax_export.generation._tokenizer import Tokenizer
 from pax_export.nets import Decoder
 from pax_export.quantization import QuantizedArray
@@ -115,7 +115,7 @@ class Runtime(NamedTuple):
 
 def export_for_runtime(
     runtime: Runtime,
-    lm: PyTree,
+    lm: LanguageModel,
     path: str | os.PathLike[str],
     *,
     tokenizer: Tokenizer | str | os.PathLike[str] | None,

@@ -15,6 +15,7 @@ from pax_export.generation._buckets import bucket_sizes, cut_columns
 from pax_export.generation._cache import new_cache
 from pax_export.generation._foreign_keywords import KEYWORDS, explain_keywords
 from pax_export.generation._prompt import (
+    LanguageModel,
     check_vocabulary,
     checked_chunk,
     checked_count,
@@ -201,7 +202,7 @@ def _most_likely(logits: jax.Array) -> jax.Array:
 
 
 def _accept_proposals(
-    lm: PyTree, texts: _Texts, proposed: jax.Array, stop: TextEnds, limit: int
+    lm: LanguageModel, texts: _Texts, proposed: jax.Array, stop: TextEnds, limit: int
 ) -> _Texts:
     """Keeps the proposals that the net would have chosen, and adds one token."""
     ahead, count = proposed.shape[1], texts.tokens.shape[1]

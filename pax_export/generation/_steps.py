@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from pax_export._foundations.types import Array, PyTree
 from pax_export.core import static_key
-from pax_export.generation._prompt import check_vocabulary
+from pax_export.generation._prompt import LanguageModel, check_vocabulary
 from pax_export.generation._stops import TextEnds
 from pax_export.generation.samplers import Sampler
 
@@ -73,7 +73,7 @@ class DecodeState(NamedTuple):
 
 
 def read_prompt(
-    lm: PyTree, tokens: Array, lengths: Any, cache: object, chunk: int | None = None
+    lm: LanguageModel, tokens: Array, lengths: Any, cache: object, chunk: int | None = None
 ) -> tuple[jax.Array, Any]:
     """Reads prompts into a cache; returns the logits after the last token of each row.
 
@@ -98,7 +98,9 @@ def read_prompt(
     return jax.lax.while_loop(lambda carried: carried[0] < longest, read, begun)[1:]
 
 
-def last_logits(lm: PyTree, tokens: Array, cache: object, lengths: Any) -> tuple[jax.Array, Any]:
+def last_logits(
+    lm: LanguageModel, tokens: Array, cache: object, lengths: Any
+) -> tuple[jax.Array, Any]:
     """The logits after the last of ``lengths[row]`` tokens, ``[batch, vocabulary]``."""
     if _picks_last(lm):  # the head then computes only the last position of each row
         logits, cache = lm(tokens, cache=cache, lengths=lengths, last_only=True)
@@ -108,7 +110,7 @@ def last_logits(lm: PyTree, tokens: Array, cache: object, lengths: Any) -> tuple
     return jnp.take_along_axis(logits, place, axis=1)[:, 0], cache
 
 
-def _picks_last(lm: PyTree) -> bool:
+def _picks_last(lm: LanguageModel) -> bool:
     try:
         return "last_only" in inspect.signature(type(lm).__call__).parameters
     except (TypeError, ValueError):  # a callable of C
@@ -116,7 +118,7 @@ def _picks_last(lm: PyTree) -> bool:
 
 
 def begin_generation(
-    lm: PyTree,
+    lm: LanguageModel,
     tokens: Array,
     lengths: Any,
     cache: object,
@@ -159,18 +161,18 @@ def _occurring_ids(tokens: Array, lengths: Any, size: int) -> jax.Array:
     return nowhere.at[rows, ids].set(True, mode="drop")
 
 
-def advance_state(lm: PyTree, state: DecodeState, settings: Settings) -> DecodeState:
+def advance_state(lm: LanguageModel, state: DecodeState, settings: Settings) -> DecodeState:
     """Adds the newest token of each row to the cache, and chooses the next one."""
     logits, cache = _read_newest(lm, state)
     return _chosen(state, logits, cache, settings)
 
 
-def settle_cache(lm: PyTree, state: DecodeState) -> Any:
+def settle_cache(lm: LanguageModel, state: DecodeState) -> Any:
     """The cache with the newest token of each row, which no next one follows."""
     return _read_newest(lm, state)[1]
 
 
-def _read_newest(lm: PyTree, state: DecodeState) -> tuple[jax.Array, Any]:
+def _read_newest(lm: LanguageModel, state: DecodeState) -> tuple[jax.Array, Any]:
     # Padding may be any number, and a net is given tokens only.
     token = jnp.where(state.alive, state.token, 0)
     return last_logits(lm, token[:, None], state.cache, state.alive.astype(jnp.int32))

@@ -12,6 +12,7 @@ import numpy as np
 from pax_export._foundations.errors import InvalidArgumentTypeError
 from pax_export._foundations.jax import is_tracer
 from pax_export._foundations.types import Array, PRNGKey, PyTree
+from pax_export.generation._prompt import LanguageModel
 from pax_export.generation.samplers import (
     Sampler,
     greedy,
@@ -159,22 +160,22 @@ class StringEnds:
 # --- Generation defaults of a net ----------------------------------------------------------------
 
 
-def _of_net(lm: PyTree) -> GenerationDefaults:
+def _of_net(lm: LanguageModel) -> GenerationDefaults:
     found = getattr(getattr(lm, "config", None), "generation", None)
     return found if isinstance(found, GenerationDefaults) else GenerationDefaults()
 
 
-def default_stop(stop: object, lm: PyTree) -> Any:
+def default_stop(stop: object, lm: LanguageModel) -> Any:
     """Returns the stop condition; by default that of the net's generation config."""
     return _of_net(lm).stop if stop is None else stop
 
 
-def default_pad(pad: object, lm: PyTree) -> Any:
+def default_pad(pad: object, lm: LanguageModel) -> Any:
     """Returns the pad id; by default that of the net's generation config, or 0."""
     return (_of_net(lm).pad or 0) if pad is None else pad
 
 
-def default_sampler(sampler: object, lm: PyTree, key: PRNGKey | None = None) -> Any:
+def default_sampler(sampler: object, lm: LanguageModel, key: PRNGKey | None = None) -> Any:
     """Returns the sampler; by default that of the net's generation config."""
     if sampler is not None:
         return sampler

@@ -20,7 +20,7 @@ from pax_export._foundations.jaxpr import (
     has_own_derivative,
     interpret,
 )
-from pax_export._foundations.types import Equation, PyTree, TracedProgram
+from pax_export._foundations.types import Array, Equation, PyTree, TracedProgram
 from pax_export.core import ParameterModule, is_array
 from pax_export.export.tracing.model_forms import CALL, form_of
 from pax_export.precision.quantized import ArrayLike, Form, QuantizedArray, quantized_dot, rows
@@ -258,7 +258,7 @@ def _dot(equation: Equation, left: PyTree, right: PyTree) -> Any:
     return bind_equation(equation, operands)[0]
 
 
-def _convolve(equation: Equation, x: PyTree, kernel: PyTree) -> Any:
+def _convolve(equation: Equation, x: Array, kernel: PyTree) -> Any:
     if not isinstance(kernel, _ProgramWeight):
         return None
     _, of_inputs, *spatial = equation.params["dimension_numbers"].rhs_spec

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pax_export._foundations.types import PyTree
+from pax_export._foundations.types import Array, PyTree
 from pax_export.core import (
     DeclaredArray,
     declared_in,
@@ -96,7 +96,7 @@ def why_not(place: QuantizableArray) -> str:
 
 
 @jax.jit
-def _is_finite(weight: Any) -> Any:
+def _is_finite(weight: Array) -> Any:
     return jnp.isfinite(weight).all()
 
 

@@ -21,7 +21,7 @@ from pax_export._foundations.errors import (
     InvalidArgumentTypeError,
     QuantizationError,
 )
-from pax_export._foundations.types import PyTree
+from pax_export._foundations.types import Array, PyTree
 from pax_export.adapters import apply_changes, chosen_modules
 from pax_export.core import Module, Selection, Selector, is_array, named_leaves
 from pax_export.precision.quantized import (
@@ -554,7 +554,7 @@ def _leaf(place: QuantizableArray, array: QuantizedArray) -> QuantizedLeaf:
 
 
 @partial(jax.jit, static_argnums=1)
-def _errors(weight: Any, form: Form, *stored: Any) -> tuple[Any, Any, Any]:
+def _errors(weight: Array, form: Form, *stored: Any) -> tuple[Any, Any, Any]:
     """The largest error of a quantized weight, its norm, and that of the weight."""
     numbers = weight.astype(jnp.float32)
     apart = dequantized(*stored, form=form).astype(jnp.float32) - numbers

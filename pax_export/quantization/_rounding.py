@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.linalg
 
+from pax_export._foundations.types import Array
 from pax_export.precision.quantized import GROUP, Form, QuantizedArray, packed
 from pax_export.quantization._places import QuantizableArray
 
@@ -43,7 +44,7 @@ LEVELS = {
 _SMALLEST_SCALE = 2.0**-14
 
 
-def rounded(weight: Any, form: Form, reduced: tuple[int, ...]) -> QuantizedArray:
+def rounded(weight: Array, form: Form, reduced: tuple[int, ...]) -> QuantizedArray:
     """A weight in few bits.
 
     Args:
@@ -62,7 +63,7 @@ def rounded(weight: Any, form: Form, reduced: tuple[int, ...]) -> QuantizedArray
 
 # Each function is one program of jax: operations one by one would be a dozen for each shape.
 @functools.partial(jax.jit, static_argnums=1)
-def fits_halves(weight: Any, form: Form) -> Any:
+def fits_halves(weight: Array, form: Form) -> Any:
     """Whether the scales of groups have all digits of a float16, or their groups are zeros."""
     span, _ = _ranges(_grouped(weight, form.axis, GROUP), weight.ndim + form.axis + 1, form.scheme)
     divisors = LEVELS[form.scheme, form.bits].divisors
@@ -71,7 +72,7 @@ def fits_halves(weight: Any, form: Form) -> Any:
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
-def _by_channel(weight: Any, reduced: tuple[int, ...], levels: Levels) -> tuple[Any, Any]:
+def _by_channel(weight: Array, reduced: tuple[int, ...], levels: Levels) -> tuple[Any, Any]:
     numbers = weight.astype(jnp.float32)
     largest = jnp.max(jnp.abs(numbers), reduced, keepdims=True)
     scales = jnp.where(largest > 0, largest / levels.most, 1.0)
@@ -95,7 +96,7 @@ def _ranges(numbers: Any, place: int, scheme: str) -> tuple[Any, Any]:
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
-def _by_group(weight: Any, form: Form, levels: Levels) -> Any:
+def _by_group(weight: Array, form: Form, levels: Levels) -> Any:
     numbers = _grouped(weight.astype(jnp.float32), form.axis, form.group)
     place = weight.ndim + form.axis + 1
     span, middle = _ranges(numbers, place, form.scheme)
@@ -144,7 +145,7 @@ class InputMoments:
     def __init__(self) -> None:
         self.sums: dict[int, np.ndarray] = {}
 
-    def __call__(self, number: Any, x: Any) -> None:
+    def __call__(self, number: Any, x: Array) -> None:
         rows = np.asarray(x, np.float32)
         rows = rows.reshape(-1, rows.shape[-1])
         found = self.sums.get(int(number), 0.0)

@@ -13,6 +13,7 @@ own operations.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 from pax_export._foundations.optional import require
@@ -114,7 +115,11 @@ def call_signature(
 
 
 def _run(
-    tf: Any, signature: Signature, variables: Sequence[Any], inputs: tuple, signature_gradient: Any
+    tf: ModuleType,
+    signature: Signature,
+    variables: Sequence[Any],
+    inputs: tuple,
+    signature_gradient: Any,
 ) -> list[Any]:
     forward, gradient = signature.forward, signature.gradient
     used = set(forward.lowered.kept).union(
@@ -145,7 +150,7 @@ def _run(
 
 
 def _make_differentiable(
-    tf: Any, run: Callable, pull_back: Callable, operands: Sequence[Any], gradient: Gradient
+    tf: ModuleType, run: Callable, pull_back: Callable, operands: Sequence[Any], gradient: Gradient
 ) -> list[Any]:
     """Returns the results of a call; those in `of` have the gradient of `pull_back`.
 
@@ -211,7 +216,7 @@ def _needed_operands(first: Gradient, second: Gradient) -> list[int]:
     return sorted(used)
 
 
-def _call_module(tf: Any, lowered: Lowered, operands: Sequence[Any]) -> list[Any]:
+def _call_module(tf: ModuleType, lowered: Lowered, operands: Sequence[Any]) -> list[Any]:
     if lowered.graph is not None:
         return lowered.graph.imported([operands[index] for index in lowered.kept], tf)
     # TensorFlow exports no public name for the operation that it made for jax.

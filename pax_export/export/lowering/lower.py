@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 from jax import export as jax_export
@@ -23,6 +23,7 @@ from jax.interpreters import mlir
 from pax_export._foundations.errors import UnsupportedOperationError
 from pax_export._foundations.jax import equations_of
 from pax_export._foundations.jaxpr import jaxpr_operations
+from pax_export._foundations.types import TracedProgram
 from pax_export.export.artifact import compatibility
 from pax_export.export.artifact.report import ArrayInfo
 from pax_export.export.lowering.refusals import named_refusals
@@ -46,6 +47,9 @@ from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.source_lines import BY_LAPACK, attach_operations, other_target
 from pax_export.export.tracing.spec import Inputs
 from pax_export.export.tracing.traced import Traced
+
+if TYPE_CHECKING:
+    from jax.extend.mlir.ir import Operation
 
 _PIPELINE = (
     "builtin.module(func.func(stablehlo-legalize-composite-to-call),inline,symbol-dce,"
@@ -107,7 +111,7 @@ def lower_traced(
 
 
 def _make_single_device(
-    exported: Any, allowed: frozenset[str], names: Mapping[int, str] | None, program: Any
+    exported: Any, allowed: frozenset[str], names: Mapping[int, str] | None, program: TracedProgram
 ) -> Portable:
     """Converts a jax export to a single-device module that accepts empty batches where possible."""
     empty = may_be_empty(result.shape for result in exported.out_avals)
@@ -115,7 +119,9 @@ def _make_single_device(
     return portable(serialized, allowed, names, empty=empty, single=True, program=program)
 
 
-def _export(traced: Traced, program: Any, count: int | None, platforms: Sequence[str]) -> Any:
+def _export(
+    traced: Traced, program: TracedProgram, count: int | None, platforms: Sequence[str]
+) -> Any:
     """Exports the first results of a traced function, or of a replacement program."""
     operands: tuple[Any, ...] = traced.structs
     function = traced.lowerable
@@ -133,7 +139,9 @@ def export_unchecked(function: Any, platforms: Sequence[str], *structs: Any) -> 
     return jax_export.export(function, **options)(*structs)
 
 
-def _export_neutral(traced: Traced, program: Any, count: int | None, cause: Exception) -> Any:
+def _export_neutral(
+    traced: Traced, program: TracedProgram, count: int | None, cause: Exception
+) -> Any:
     try:
         return _export(traced, program, count, (ANY_PLATFORM,))
     except NotImplementedError as error:
@@ -305,7 +313,7 @@ def _write_oldest(module: Any, context: Any) -> Portable:
     )
 
 
-def _drop_accuracy(operation: Any) -> bool:
+def _drop_accuracy(operation: Operation) -> bool:
     """Drops the hint of StableHLO 1.9 how exactly to compute a function.
 
     The derivative of `erf` has had one since jax 0.12.  Only TPUs read it; an
@@ -324,7 +332,7 @@ def _has_four_bits(module: Any) -> bool:
     return any(re.search(r"[x<]u?i4>", kind) for kind in kinds)
 
 
-def _operations(operation: Any) -> Iterator[Any]:
+def _operations(operation: Operation) -> Iterator[Any]:
     for region in operation.regions:
         for block in region:
             for inner in block:
@@ -332,7 +340,7 @@ def _operations(operation: Any) -> Iterator[Any]:
                 yield from _operations(inner.operation)
 
 
-def _refuse_custom_calls(module: Any, allowed: frozenset[str], program: Any) -> None:
+def _refuse_custom_calls(module: Any, allowed: frozenset[str], program: TracedProgram) -> None:
     """Refuses custom calls that consumers do not support, with their sources in the model."""
     found: dict[str, tuple[str, str]] = {}
     for operation in _operations(module.operation):
@@ -395,7 +403,7 @@ _BATCHED: dict[str, tuple[Any, ...]] = {
 }
 
 
-def _rewrite_batched(operation: Any) -> bool:
+def _rewrite_batched(operation: Operation) -> bool:
     """Rewrites a batched gather or scatter as a plain one, which every reader supports.
 
     `jax.vmap` of an indexing operation results in a gather (or scatter) with batch dimensions of
@@ -420,7 +428,9 @@ def _rewrite_batched(operation: Any) -> bool:
     return True
 
 
-def _prepend_batch_numbers(operation: Any, operand: int, places: Sequence[int], axis: int) -> bool:
+def _prepend_batch_numbers(
+    operation: Operation, operand: int, places: Sequence[int], axis: int
+) -> bool:
     """Puts the numbers of their batches in front of the indices, if they have batches."""
     indices = operation.operands[operand]
     # The components of an index have a dimension of their own where jax wrote them.

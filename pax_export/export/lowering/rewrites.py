@@ -18,12 +18,15 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
 
 from pax_export.export.artifact import dimensions
+
+if TYPE_CHECKING:
+    from jax.extend.mlir.ir import Operation
 
 _EXTREMES = ("stablehlo.maximum", "stablehlo.minimum")
 _CLAMP = "stablehlo.clamp"
@@ -53,7 +56,7 @@ def keep_nan(operations: Iterable[Any]) -> int:
     return changed
 
 
-def _keep_second(operation: Any) -> bool:
+def _keep_second(operation: Operation) -> bool:
     first, second = operation.operands
     if not _is_float(second) or first == second or _is_number(second):
         return False
@@ -64,7 +67,7 @@ def _keep_second(operation: Any) -> bool:
     return True
 
 
-def _keep_bounds(operation: Any) -> bool:
+def _keep_bounds(operation: Operation) -> bool:
     """A clamp: the older XLA of TensorFlow takes a bound for a value that is NaN."""
     least, value, most = operation.operands
     # A bound that is itself NaN for all elements is not changed: it would have to be broadcast.
@@ -75,7 +78,7 @@ def _keep_bounds(operation: Any) -> bool:
     return bool(bounds)
 
 
-def _choose(operation: Any, values: list[Any]) -> None:
+def _choose(operation: Operation, values: list[Any]) -> None:
     """Selects a value where it is NaN, else the result of the operation."""
     result = operation.results[0]
     chosen, added = result, []
@@ -108,7 +111,7 @@ _PART = re.compile(r"(\w+) = ([\w<>]+)")
 _WIDE = ("f32", "f64")
 
 
-def drop_dot_algorithm(operation: Any) -> bool:
+def drop_dot_algorithm(operation: Operation) -> bool:
     """Drops the algorithm of a product that is the plain one of its types."""
     if operation.name != "stablehlo.dot_general" or _NAME not in operation.attributes:
         return False
@@ -135,7 +138,7 @@ def _element(value: Any) -> str:
     return str(ir.RankedTensorType(value.type).element_type)
 
 
-def _widen_operand(operation: Any, place: int) -> Any:
+def _widen_operand(operation: Operation, place: int) -> Any:
     """An operand in the type of the other one."""
     kind = ir.RankedTensorType(operation.operands[place].type)
     other = ir.RankedTensorType(operation.operands[1 - place].type)

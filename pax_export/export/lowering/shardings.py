@@ -9,12 +9,15 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
 
 from pax_export._foundations.errors import UnsupportedOperationError
+
+if TYPE_CHECKING:
+    from jax.extend.mlir.ir import Operation
 
 #: Of the dialect for shardings, these only ask for a place; the numbers stay the same.
 _HINTS = ("sdy.sharding_constraint", "sdy.reshard", "sdy.propagation_barrier")
@@ -90,7 +93,7 @@ def _refuse(what: str) -> None:
     )
 
 
-def _is_hint(operation: Any) -> bool:
+def _is_hint(operation: Operation) -> bool:
     """Whether this is how older programs ask for a place, or take a part that is the whole."""
     if operation.name != "stablehlo.custom_call":
         return False
@@ -111,13 +114,13 @@ def _mesh_axis_sizes(operations: Sequence[Any]) -> dict[str, int]:
     return sizes
 
 
-def _is_alone(operation: Any, sizes: dict[str, int]) -> bool:
+def _is_alone(operation: Operation, sizes: dict[str, int]) -> bool:
     """Whether a part that is written for each device is there for one only."""
     named = re.findall(r'"([^"]*)"', str(operation.attributes["manual_axes"]))
     return math.prod(sizes.get(name, 0) for name in named) == 1
 
 
-def _inline_body(operation: Any) -> None:
+def _inline_body(operation: Operation) -> None:
     block = operation.regions[0].blocks[0]
     for argument, operand in zip(block.arguments, operation.operands):
         argument.replace_all_uses_with(operand)
@@ -128,7 +131,7 @@ def _inline_body(operation: Any) -> None:
         result.replace_all_uses_with(value)
 
 
-def _let_alone(operation: Any) -> None:
+def _let_alone(operation: Operation) -> None:
     """Replaces an exchange of a device with itself by its operands."""
     values = list(zip(operation.operands, operation.results))
     if any(operand.type != result.type for operand, result in values) or not _by_itself(operation):
@@ -137,7 +140,7 @@ def _let_alone(operation: Any) -> None:
         result.replace_all_uses_with(operand)
 
 
-def _by_itself(operation: Any) -> bool:
+def _by_itself(operation: Operation) -> bool:
     """Whether no device has another one to exchange with; as text, for empty lists of pairs."""
     names = ("source_target_pairs", "replica_groups")
     text = next(str(operation.attributes[name]) for name in names if name in operation.attributes)
@@ -149,7 +152,7 @@ def _by_itself(operation: Any) -> bool:
     return rows != "0" and numbers[::2] == (numbers[1::2] or numbers)
 
 
-def _zero(operation: Any) -> Any:
+def _zero(operation: Operation) -> Any:
     """The number of the only device."""
     kind = operation.results[0].type
     with operation.context, ir.Location.unknown(), ir.InsertionPoint(operation):
@@ -157,7 +160,7 @@ def _zero(operation: Any) -> Any:
         return stablehlo.ConstantOp(ir.DenseElementsAttr.get([element], kind)).result
 
 
-def _drop_attributes(operation: Any) -> None:
+def _drop_attributes(operation: Operation) -> None:
     for name in _ATTRIBUTES:
         if name in operation.attributes:
             del operation.attributes[name]

@@ -16,6 +16,7 @@ from jax.extend.core import jaxpr_as_fun
 from jax.lax import linalg
 
 from pax_export._foundations.jax import find_sparse, scan_operands
+from pax_export._foundations.types import Array, Equation, TracedProgram
 from pax_export.export.portable.decompositions.linear_algebra import (
     cholesky_update,
     ormqr,
@@ -36,17 +37,17 @@ from pax_export.export.portable.sizes import trace
 Functions = dict[str, Callable[[Any], Callable[..., Any] | None]]
 
 
-def lowerable(program: Any) -> Any:
+def lowerable(program: TracedProgram) -> Any:
     """Replaces operations with symbolic sizes, or sizes of 0, that jax cannot lower."""
     return rewritten(program, partial(_replacement, _LOWERED))
 
 
-def differentiable(program: Any) -> Any:
+def differentiable(program: TracedProgram) -> Any:
     """Replaces operations with symbolic sizes that jax cannot differentiate."""
     return rewritten(program, partial(_replacement, _DIFFERENTIATED))
 
 
-def _replacement(functions: Functions, equation: Any) -> Any:
+def _replacement(functions: Functions, equation: Equation) -> Any:
     if (sparse := find_sparse(equation)) is not None:  # jax may call libraries of devices
         operands = [atom.aval for atom in equation.invars]
         return trace(sparse, operands, equation.params, several=True)
@@ -62,7 +63,7 @@ def _is_symbolic(*sizes: Any) -> bool:
 # --- loops and Fourier transforms ----------------------------------------------
 
 
-def _scan(equation: Any) -> Callable[..., Any] | None:
+def _scan(equation: Equation) -> Callable[..., Any] | None:
     """Scans the elements one by one, with one more to skip if there may be none.
 
     jax checks whether there are any steps, and how many remain after unrolling.
@@ -122,7 +123,7 @@ def _accumulation(equation: Any) -> Callable[..., Any] | None:
     widths[axis] = (1, 0, 0) if reverse else (0, 1, 0)
     outside = [(-low, -high, 0) for low, high, _ in widths]
 
-    def accumulate(x: Any) -> Any:
+    def accumulate(x: Array) -> Any:
         found = equation.primitive.bind(lax.pad(x, _zeros()(x.dtype), widths), **equation.params)
         return lax.pad(found, _zeros()(found.dtype), outside)
 
@@ -132,7 +133,7 @@ def _accumulation(equation: Any) -> Callable[..., Any] | None:
 # --- convolutions and windows ----------------------------------------------------
 
 
-def _groups(equation: Any) -> Callable[..., Any] | None:
+def _groups(equation: Equation) -> Callable[..., Any] | None:
     """Convolves the groups one by one, if their number is symbolic.
 
     jax creates such groups for a kernel per example.
@@ -156,7 +157,7 @@ def _groups(equation: Any) -> Callable[..., Any] | None:
     return convolve
 
 
-def _split_groups(x: Any, axis: int, count: Any) -> Any:
+def _split_groups(x: Array, axis: int, count: Any) -> Any:
     """The groups of an axis, as the first axis."""
     shape = (*x.shape[:axis], count, x.shape[axis] // count, *x.shape[axis + 1 :])
     return jnp.moveaxis(x.reshape(shape), axis, 0)
@@ -209,7 +210,7 @@ def _window(neutral: Callable[[Any], Any]) -> Callable[[Any], Callable[..., Any]
         edges = [(*pair, gap - 1) for pair, gap in zip(padding, params["base_dilation"])]
         none = {"padding": ((0, 0),) * len(edges), "base_dilation": (1,) * len(edges)}
 
-        def reduce(x: Any) -> Any:
+        def reduce(x: Array) -> Any:
             x = lax.pad(x, neutral(x.dtype), edges)
             return equation.primitive.bind(x, **{**params, **none})
 
@@ -218,7 +219,7 @@ def _window(neutral: Callable[[Any], Any]) -> Callable[[Any], Callable[..., Any]
     return choose
 
 
-def _of_window(equation: Any) -> Callable[..., Any] | None:
+def _of_window(equation: Equation) -> Callable[..., Any] | None:
     """Computes the gradient of window extrema."""
     padding, params = equation.params["padding"], equation.params
     if not any(_is_symbolic(*pair) for pair in padding):
@@ -226,7 +227,7 @@ def _of_window(equation: Any) -> Callable[..., Any] | None:
     neutral = least if params["select_prim"].name == "ge" else greatest
     none = {**params, "padding": ((0, 0),) * len(padding)}
 
-    def scatter(source: Any, x: Any) -> Any:
+    def scatter(source: Any, x: Array) -> Any:
         wide = lax.pad(x, neutral(x.dtype), [(*pair, 0) for pair in padding])
         found = equation.primitive.bind(source, wide, **none)
         inside = [(-low, -high, 0) for low, high in padding]
@@ -260,17 +261,17 @@ def _triangular(equation: Any) -> Callable[..., Any] | None:
     turned, conjugate = params["transpose_a"], params["conjugate_a"]
     multiply = partial(jnp.matmul, precision=lax.Precision.HIGHEST)
 
-    def solve_with(matrix: Any, transpose: bool) -> Callable[[Any, Any], Any]:
+    def solve_with(matrix: Array, transpose: bool) -> Callable[[Any, Any], Any]:
         options = {**params, "transpose_a": transpose, "conjugate_a": conjugate}
         return lambda _, b: linalg.triangular_solve(matrix, b, **options)
 
-    def solve(matrix: Any, b: Any) -> Any:
+    def solve(matrix: Array, b: Array) -> Any:
         half = jnp.tril if lower else jnp.triu
         strict = half(matrix, (-1 if lower else 1) if unit else 0)
         strict = jnp.swapaxes(strict, -1, -2) if turned else strict
         strict = jnp.conj(strict) if conjugate else strict
 
-        def product(x: Any) -> Any:
+        def product(x: Array) -> Any:
             found = multiply(strict, x) if left else multiply(x, strict)
             return found + x if unit else found
 

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from pax_export._foundations.jaxpr import bind_equation, inner_programs, is_literal
-from pax_export._foundations.types import Jaxpr
+from pax_export._foundations.types import Array, Atom, Jaxpr
 from pax_export.export.portable.program import (
     PortableProgram,
     Weight,
@@ -43,7 +43,9 @@ _WHEN_RUN = frozenset({"dim_as_value", "platform_index", "axis_index"})
 _STORED = frozenset({"dequantize", "quantized_dot", "quantized_rows"})
 
 
-def broadcast_array(x: Any, *, shape: Any, broadcast_dimensions: Sequence[int], **_: object) -> Any:
+def broadcast_array(
+    x: Array, *, shape: Sequence[Any], broadcast_dimensions: Sequence[int], **_: object
+) -> Any:
     between = [1] * len(shape)
     for axis, place in enumerate(broadcast_dimensions):
         between[place] = x.shape[axis]
@@ -108,7 +110,7 @@ class KnownValues:
             if self._is_known(equation):
                 self.makers.update(dict.fromkeys(equation.outvars, equation))
 
-    def __contains__(self, atom: object) -> bool:
+    def __contains__(self, atom: Atom) -> bool:
         return is_literal(atom) or atom in self._arrays or atom in self.makers
 
     def forget(self, atoms: Sequence[Any]) -> None:
@@ -120,7 +122,7 @@ class KnownValues:
                 gone.add(variable)
                 del self.makers[variable]
 
-    def root(self, atom: object) -> Any:
+    def root(self, atom: Atom) -> Any:
         """Returns the largest operand of the program from which a known variable is computed."""
         while atom in self.makers:
             read = [each for each in self.makers[atom].invars if not is_literal(each)]
@@ -129,7 +131,7 @@ class KnownValues:
             atom = max(read, key=_bytes)
         return atom
 
-    def weights_of(self, atom: object) -> set[Any]:
+    def weights_of(self, atom: Atom) -> set[Any]:
         """Returns the weights from which a known variable is computed."""
         seen, left = {atom}, [atom]
         while left:
@@ -283,7 +285,7 @@ def _needed_after(jaxpr: Jaxpr, given: set[Any]) -> list[Any]:
     return kept[::-1]
 
 
-def _weight(known: KnownValues, atom: object, taken: set[str]) -> Weight:
+def _weight(known: KnownValues, atom: Atom, taken: set[str]) -> Weight:
     """Returns a known array as a weight; a computed one is named after its largest source."""
     if atom not in known.makers:
         return known.given[atom]

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from pax_export._foundations.types import DTypeLike
 from pax_export.export.portable.sizes import trace
 
 
@@ -25,7 +26,7 @@ class ComplexPair(NamedTuple):
 COMPLEX: dict[str, Callable[..., Any]] = {}
 
 
-def half_dtype(dtype: Any) -> Any:
+def half_dtype(dtype: DTypeLike) -> Any:
     """The dtype of the parts of a complex dtype; None for any other."""
     if not jnp.issubdtype(dtype, jnp.complexfloating):
         return None
@@ -239,7 +240,7 @@ def _sort(*operands: Any, dimension: int, num_keys: int, is_stable: bool) -> Any
 
 
 @on_complex("iota")
-def _iota(*, dtype: Any, shape: Any, dimension: int, **_: object) -> ComplexPair:
+def _iota(*, dtype: DTypeLike, shape: Sequence[Any], dimension: int, **_: object) -> ComplexPair:
     return _pair(lax.broadcasted_iota(half_dtype(dtype), shape, dimension))
 
 

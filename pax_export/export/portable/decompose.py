@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pax_export._foundations.jax import find_expansion, find_sparse
+from pax_export._foundations.types import Equation, TracedProgram
 from pax_export.export.portable import kept
 from pax_export.export.portable.decompositions import DECOMPOSITIONS, NotDecomposedError
 from pax_export.export.portable.decompositions.reductions import greatest, least
@@ -22,7 +23,7 @@ Has = Callable[[Any], bool]
 _DEEPEST = 3
 
 
-def decompose(program: Any, has: Has, *, normal_forms: bool = True) -> Any:
+def decompose(program: TracedProgram, has: Has, *, normal_forms: bool = True) -> Any:
     """Returns a program of primitives that a target has, as far as the others can be decomposed.
 
     A replaced operation becomes a call of its decomposition, with the source line of the operation.
@@ -37,7 +38,7 @@ def decompose(program: Any, has: Has, *, normal_forms: bool = True) -> Any:
     return rewritten(program, _Pass(has, normal_forms).replace)
 
 
-def not_decomposed(equation: Any) -> str:
+def not_decomposed(equation: Equation) -> str:
     """Returns why an operation has no decomposition; empty if none is known at all."""
     try:
         if third_party_implementation(equation) is not None or _is_known(equation):
@@ -47,11 +48,11 @@ def not_decomposed(equation: Any) -> str:
     return ""
 
 
-def _is_known(equation: Any) -> bool:
+def _is_known(equation: Equation) -> bool:
     return equation.primitive.name in DECOMPOSITIONS or find_expansion(equation) is not None
 
 
-def third_party_implementation(equation: Any) -> Callable[..., Any] | None:
+def third_party_implementation(equation: Equation) -> Callable[..., Any] | None:
     """Returns the function of jax that implements a primitive of another library, or None.
 
     The primitive may have the name of one of jax's. `jax.experimental.sparse` is another library.
@@ -65,7 +66,7 @@ def third_party_implementation(equation: Any) -> Callable[..., Any] | None:
     return None if library in ("jax", "jaxlib", "pax_export") else function
 
 
-def decomposed(equation: Any) -> Any:
+def decomposed(equation: Equation) -> Any:
     """The decomposition of an operation that has one, as a program."""
     operands = [atom.aval for atom in equation.invars]
     if (empty := _without_elements(equation)) is not None:
@@ -117,7 +118,7 @@ class _Pass:
         self._has, self._has_normal_forms = has, normal_forms
         self._inside: list[str] = []  # primitives being decomposed
 
-    def replace(self, equation: Any) -> Any:
+    def replace(self, equation: Equation) -> Any:
         """Returns the decomposition of an operation that the target lacks; None for others.
 
         Normal forms are not changed, including the operations inside them.

@@ -19,7 +19,7 @@ from pax_export._foundations.jaxpr import (
     has_own_derivative,
     is_literal,
 )
-from pax_export._foundations.types import Equation
+from pax_export._foundations.types import Equation, TracedProgram
 from pax_export.export.portable.program import evaluated
 from pax_export.precision.quantized import Form, plain_dot, plain_pointwise
 
@@ -167,7 +167,7 @@ class _Replaced:
         made = run_inside(equation, operands, self.run)
         return self._called(called_program(equation))(*operands) if made is None else made
 
-    def _called(self, program: Any) -> Any:
+    def _called(self, program: TracedProgram) -> Any:
         if id(program) not in self._functions:
             function = jax.jit(lambda *operands: self.run(program, operands))
             self._functions[id(program)] = program, function

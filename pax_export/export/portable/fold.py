@@ -279,7 +279,7 @@ class _Folding:
         return made if value.ends is None else _of_range(made, *value.ends)
 
 
-def _of_range(y: Any, low: np.ndarray, high: np.ndarray) -> Any:
+def _of_range(y: Array, low: np.ndarray, high: np.ndarray) -> Any:
     """An array with the range of all its features."""
     return bound_outputs(y, np.float32(low.min()), np.float32(high.max()))
 

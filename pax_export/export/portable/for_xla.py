@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import jaxpr_as_fun
 
-from pax_export._foundations.types import Array
+from pax_export._foundations.types import Array, DTypeLike, Equation, TracedProgram
 from pax_export.export.portable.decompose import decomposed, third_party_implementation
 from pax_export.export.portable.decompositions import NotDecomposedError
 from pax_export.export.portable.program import is_static, rewritten, traced
@@ -42,14 +42,14 @@ XLA_EXPANDS = frozenset(("Qr", "ProductOfElementaryHouseholderReflectors"))
 _LACKS = frozenset(("eigh", "svd"))
 
 
-def guaranteed(program: Any, platforms: Sequence[str]) -> Any:
+def guaranteed(program: TracedProgram, platforms: Sequence[str]) -> Any:
     """Returns the program without calls that jax exports for these platforms only if told to.
 
     jax lowers an operation for all platforms of an export, in each branch of
     `jax.lax.platform_dependent` too, so one that lacks the guarantee decides for all.
     """
 
-    def replacement(equation: Any) -> Any:
+    def replacement(equation: Equation) -> Any:
         lacks = _WITHOUT_GUARANTEE.get(equation.primitive.name, ())
         is_third_party = third_party_implementation(equation) is not None
         if frozenset(platforms).isdisjoint(lacks) and not is_third_party:
@@ -66,7 +66,7 @@ def guaranteed(program: Any, platforms: Sequence[str]) -> Any:
     return rewritten(program, replacement)
 
 
-def without_libraries(program: Any) -> Any:
+def without_libraries(program: TracedProgram) -> Any:
     """Returns the program without operations that need a library on all platforms.
 
     Raises:
@@ -75,7 +75,7 @@ def without_libraries(program: Any) -> Any:
     return rewritten(program, _without_library)
 
 
-def _without_library(equation: Any) -> Any:
+def _without_library(equation: Equation) -> Any:
     name = equation.primitive.name
     if name in _LACKS:
         return decomposed(equation)
@@ -86,7 +86,7 @@ def _without_library(equation: Any) -> Any:
     return traced(lambda operand: function(operand, equation), equation.invars)
 
 
-def _cholesky(matrix: Any, equation: Any) -> Any:
+def _cholesky(matrix: Array, equation: Equation) -> Any:
     """NaN for a matrix that is not positive definite, which the general rule does not look at."""
     factor = equation.primitive.bind(matrix, **equation.params)
     right = (jnp.diagonal(factor, 0, -2, -1).real > 0).all(-1)
@@ -111,12 +111,12 @@ _POOLS = frozenset({"reduce_window_max", "reduce_window_min"})
 _FLOATS = frozenset({"bfloat16", "float16", "float32", "float64"})
 
 
-def fast_on_cpus(program: Any) -> Any:
+def fast_on_cpus(program: TracedProgram) -> Any:
     """Returns the program with a second form of some operations, for CPUs."""
     return rewritten(program, _replacement)
 
 
-def _replacement(equation: Any) -> Any:
+def _replacement(equation: Equation) -> Any:
     name, function = equation.primitive.name, None
     if name == "conv_general_dilated":
         function = _depthwise(equation)
@@ -147,7 +147,7 @@ def _pool(equation: Any) -> Callable[..., list[Array]] | None:
     return jaxpr_as_fun(decomposed(equation))
 
 
-def _is_small_window(sizes: Any) -> bool:
+def _is_small_window(sizes: Sequence[Any]) -> bool:
     return is_static(sizes) and math.prod(sizes) <= _MOST_SHIFTS
 
 
@@ -169,7 +169,9 @@ def _depthwise(equation: Any) -> Callable[..., list[Array]] | None:
     return partial(_sum_of_shifts, equation.params, result.aval.dtype, counts)
 
 
-def _sum_of_shifts(params: Any, dtype: Any, counts: Any, x: Array, kernel: Array) -> list[Array]:
+def _sum_of_shifts(
+    params: Mapping[str, Any], dtype: DTypeLike, counts: Any, x: Array, kernel: Array
+) -> list[Array]:
     lhs, rhs, out = params["dimension_numbers"]
     features, space = lhs[1], lhs[2:]
     edges: list[Any] = [(0, 0, 0)] * x.ndim

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from pax_export._foundations.jaxpr import is_literal
+from pax_export._foundations.types import Atom
 from pax_export.export.portable.arithmetic import KnownValues
 from pax_export.export.portable.program import PortableProgram
 
@@ -31,13 +32,13 @@ class Producers:
         self.known = KnownValues(program)
         self._makers = {out: e for e in program.jaxpr.eqns for out in e.outvars}
 
-    def maker(self, atom: object, *names: str) -> Any:
+    def maker(self, atom: Atom, *names: str) -> Any:
         """Returns the equation that produces a variable, if it is of one of these primitives."""
         atom = self.same(atom)
         equation = None if is_literal(atom) else self._makers.get(atom)
         return equation if equation is not None and equation.primitive.name in names else None
 
-    def same(self, atom: object) -> Any:
+    def same(self, atom: Atom) -> Any:
         """The first variable that is equal to a variable."""
         while not is_literal(atom) and atom in self._makers:
             before = self._equal(self._makers[atom])
@@ -94,7 +95,7 @@ class Producers:
         is_thin = axes == tuple(range(rank)) and is_one(inner.aval.shape[axis])
         return inner if is_thin or axes == without else None
 
-    def is_vector(self, atom: object, axis: int) -> Any:
+    def is_vector(self, atom: Atom, axis: int) -> Any:
         """Returns the known vector broadcast along an axis, or None."""
         inner, axes = self.unspread(atom)
         if inner not in self.known or inner.aval.ndim != 1 or axes != (axis,):
@@ -140,7 +141,7 @@ def pattern(*names: str) -> Callable[[Pattern], Pattern]:
 _MOST_FACTORS = 32
 
 
-def scaled(graph: Producers, atom: object) -> tuple[float, list[Any]]:
+def scaled(graph: Producers, atom: Atom) -> tuple[float, list[Any]]:
     """Splits a product into a known number and the other factors; none of a long product."""
     number, others, left = 1.0, [], [atom]
     for _ in range(_MOST_FACTORS):

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from pax_export._foundations.types import Array
+from pax_export._foundations.types import Array, DTypeLike, Equation
 
 PREFIX = "pax_export."
 
@@ -111,7 +111,7 @@ def dft(x: Array) -> Any:
     return jnp.stack([real @ cosine + imag @ sine, imag @ cosine - real @ sine], -1)
 
 
-def fourier_matrix(rows: Any, columns: Any, length: Any, dtype: Any) -> tuple[Any, Any]:
+def fourier_matrix(rows: Any, columns: Any, length: Any, dtype: DTypeLike) -> tuple[Any, Any]:
     """Cosines and sines of 2 * pi * row * column / length."""
     # The product is rounded before it becomes a float with few bits.
     place = jnp.arange(rows)[:, None] * jnp.arange(columns)[None, :] % length
@@ -227,7 +227,7 @@ def name_of(parameters: Mapping[str, Any]) -> str:
     return name.removeprefix(PREFIX) if name.startswith(PREFIX) else ""
 
 
-def operation(equation: Any) -> tuple[str, dict[str, Any]]:
+def operation(equation: Equation) -> tuple[str, dict[str, Any]]:
     """Returns the name and the parameters of an operation; a kept function has its own."""
     name, told = equation.primitive.name, equation.params
     kept = name_of(told) if name == "composite" else ""

@@ -17,6 +17,7 @@ from typing import Any
 from jax import lax
 
 from pax_export._foundations.jaxpr import bind_equation, is_literal, needed_equations
+from pax_export._foundations.types import Array, Equation
 from pax_export.export.portable import kept
 from pax_export.export.portable.program import PortableProgram, again
 from pax_export.export.portable.sizes import same_size
@@ -29,7 +30,7 @@ _POOLS = frozenset({"reduce_window_max", "reduce_window_sum"})
 class Laid:
     """An array in some order of axes; `order[i]` is the program's axis at position i."""
 
-    def __init__(self, array: Any, order: Order):
+    def __init__(self, array: Array, order: Order):
         self._arrays = {order: array}
         self.order = order
 
@@ -116,7 +117,7 @@ def laid_out(program: PortableProgram, features_first: bool) -> PortableProgram:
     if not moved and not moves_all:
         return program
 
-    def operate(equation: Any, operands: list[Any]) -> Sequence[Any]:
+    def operate(equation: Equation, operands: list[Any]) -> Sequence[Any]:
         given = [_laid(each) for each in operands]
         name = equation.primitive.name
         is_moved = moves_all or (
@@ -161,7 +162,7 @@ def _pool_order(equation: Any) -> Order:
     return (0, *space, 1) if is_first else plain(rank)
 
 
-def _layouts(equation: Any, features_first: bool) -> tuple[Order, Order, Order]:
+def _layouts(equation: Equation, features_first: bool) -> tuple[Order, Order, Order]:
     """Returns the program's axes of images, kernel and result in the order of a runtime."""
     numbers = equation.params["dimension_numbers"]
     if features_first:
@@ -171,7 +172,9 @@ def _layouts(equation: Any, features_first: bool) -> tuple[Order, Order, Order]:
     return (batch, *space, features), (*kernel[1:], kernel[0], out), (result, *places, channels)
 
 
-def _convolved(equation: Any, operands: Sequence[Laid], features_first: bool) -> Sequence[Laid]:
+def _convolved(
+    equation: Equation, operands: Sequence[Laid], features_first: bool
+) -> Sequence[Laid]:
     (x, kernel), orders = operands, _layouts(equation, features_first)
     first, last = plain(x.rank), (0, x.rank - 1, *range(1, x.rank - 1))
     made = again(
@@ -226,7 +229,7 @@ Results = Sequence[Any] | None
 
 
 @rule("dot_general")
-def dot_general(equation: Any, operands: Operands) -> Results:
+def dot_general(equation: Equation, operands: Operands) -> Results:
     if not is_batched_product(equation):
         return None
     x, y = operands
@@ -274,7 +277,7 @@ class _Factor:
 
 
 @rule("transpose")
-def transpose(equation: Any, operands: Operands) -> Results:
+def transpose(equation: Equation, operands: Operands) -> Results:
     (x,) = operands
     back = inverse(equation.params["permutation"])
     if isinstance(x, LazyBroadcast):
@@ -284,7 +287,7 @@ def transpose(equation: Any, operands: Operands) -> Results:
 
 
 @rule("broadcast_in_dim")
-def broadcast_in_dim(equation: Any, operands: Operands) -> Results:
+def broadcast_in_dim(equation: Equation, operands: Operands) -> Results:
     if len(operands) != 1:
         return None
     (x,) = operands
@@ -347,14 +350,14 @@ rule(*_ELEMENTWISE.split())(elementwise)
 
 
 @rule("round_rows")
-def round_rows(equation: Any, operands: Operands) -> Results:
+def round_rows(equation: Equation, operands: Operands) -> Results:
     (x,) = operands
     axes = tuple(sorted(x.place(axis % x.rank) - x.rank for axis in equation.params["axes"]))
     return [Laid(again(equation, [x.lying(x.order)], axes=axes)[0], x.order)]
 
 
 @rule("composite")
-def composite(equation: Any, operands: Operands) -> Results:
+def composite(equation: Equation, operands: Operands) -> Results:
     name, told = kept.operation(equation)
     (x, *_) = operands
     if name == "mean":
@@ -374,7 +377,7 @@ def composite(equation: Any, operands: Operands) -> Results:
 
 
 @rule(*"reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or".split())
-def reduce(equation: Any, operands: Operands) -> Results:
+def reduce(equation: Equation, operands: Operands) -> Results:
     (x,) = operands
     return _reduced(x, equation.params["axes"], lambda y, axes: again(equation, [y], axes=axes)[0])
 
@@ -387,7 +390,7 @@ def _reduced(x: Laid, axes: Sequence[int], reduce: Callable[[Any, Any], Any]) ->
 
 
 @rule("concatenate")
-def concatenate(equation: Any, operands: Operands) -> Results:
+def concatenate(equation: Equation, operands: Operands) -> Results:
     order = _common(operands)
     at = order.index(equation.params["dimension"])
     (made,) = again(equation, [each.lying(order) for each in operands], dimension=at)
@@ -404,7 +407,7 @@ _BY_AXIS = {
 
 
 @rule(*_BY_AXIS)
-def by_axis(equation: Any, operands: Operands) -> Results:
+def by_axis(equation: Equation, operands: Operands) -> Results:
     x, *numbers = operands
     moved = {}
     for name in _BY_AXIS[equation.primitive.name].split():
@@ -415,21 +418,21 @@ def by_axis(equation: Any, operands: Operands) -> Results:
 
 
 @rule("rev")
-def rev(equation: Any, operands: Operands) -> Results:
+def rev(equation: Equation, operands: Operands) -> Results:
     (x,) = operands
     places = tuple(x.place(axis) for axis in equation.params["dimensions"])
     return [Laid(again(equation, [x.lying(x.order)], dimensions=places)[0], x.order)]
 
 
 @rule("split")
-def split(equation: Any, operands: Operands) -> Results:
+def split(equation: Equation, operands: Operands) -> Results:
     (x,) = operands
     made = again(equation, [x.lying(x.order)], axis=x.place(equation.params["axis"]))
     return [Laid(each, x.order) for each in made]
 
 
 @rule("squeeze")
-def squeeze(equation: Any, operands: Operands) -> Results:
+def squeeze(equation: Equation, operands: Operands) -> Results:
     (x,) = operands
     return [_without(x, [axis % x.rank for axis in equation.params["dimensions"]])]
 
@@ -442,7 +445,7 @@ def _without(x: Laid, gone: Sequence[int]) -> Laid:
 
 
 @rule("reshape")
-def reshape(equation: Any, operands: Operands) -> Results:
+def reshape(equation: Equation, operands: Operands) -> Results:
     """Reshapes that only add or remove axes of size 1, or split and join adjacent axes."""
     (x, *sizes) = operands
     if sizes or equation.params["dimensions"] is not None or x.is_plain:

@@ -24,7 +24,7 @@ from pax_export._foundations.jaxpr import (
     interpret,
     needed_equations,
 )
-from pax_export._foundations.types import PyTree
+from pax_export._foundations.types import Equation, PyTree, TracedProgram
 from pax_export.core import path_in
 from pax_export.export.portable.arithmetic import computed
 from pax_export.export.portable.fold import folded, padded_inside
@@ -66,7 +66,7 @@ def flattened(
     return PortableProgram(found.replace(jaxpr=needed_part(found)), tuple(weights))
 
 
-def _held_arrays(program: Any) -> Iterator[Any]:
+def _held_arrays(program: TracedProgram) -> Iterator[Any]:
     """Yields array constants of a program and the programs that it calls."""
     yield from (each for each in getattr(program, "consts", ()) if np.ndim(each))
     for equation in getattr(program, "jaxpr", program).eqns:
@@ -76,14 +76,14 @@ def _held_arrays(program: Any) -> Iterator[Any]:
 
 
 def _inlined(
-    program: Any,
+    program: TracedProgram,
     arguments: Sequence[Any],
     constant: Callable[[Any], Any] = lambda value: value,
     callers: Sequence[Any] = (),
 ) -> list[Any]:
     chain = list(callers)
 
-    def operate(equation: Any, operands: list[Any]) -> Sequence[Any] | None:
+    def operate(equation: Equation, operands: list[Any]) -> Sequence[Any] | None:
         if called_program(equation) is not None:
             return None
         if (branch := _branch_of_platform(equation)) is not None:
@@ -100,7 +100,7 @@ def _inlined(
     return interpret(program, arguments, operate, **options)
 
 
-def _branch_of_platform(equation: Any) -> Any:
+def _branch_of_platform(equation: Equation) -> Any:
     """The branch of `jax.lax.platform_dependent` that runs on CPUs; None for other equations."""
     platforms = equation.params.get("branches_platforms")
     place = None if platforms is None else branch_for_cpu(platforms)
@@ -154,7 +154,7 @@ class PassOptions:
 
 
 def optimized(
-    program: Any,
+    program: TracedProgram,
     leaves: Sequence[Weight],
     names: Mapping[int, str],
     options: PassOptions,

@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any
 
 from pax_export._foundations.jaxpr import bind_equation, is_literal
-from pax_export._foundations.types import Array, Equation
+from pax_export._foundations.types import Array, Atom, Equation
 from pax_export.export.portable import kept
 from pax_export.export.portable import patterns as patterns
 from pax_export.export.portable.graph import (
@@ -30,7 +30,7 @@ from pax_export.export.portable.program import CONTROL, PortableProgram, is_stat
 _MOST_FACTORS = 16
 
 
-def reduced(graph: Producers, atom: Any, name: str) -> tuple[Any, int] | None:
+def reduced(graph: Producers, atom: Atom, name: str) -> tuple[Any, int] | None:
     """Returns the operand of a reduction over one axis, and the axis."""
     equation = graph.maker(atom, name)
     if equation is None or len(equation.params["axes"]) != 1:
@@ -39,7 +39,7 @@ def reduced(graph: Producers, atom: Any, name: str) -> tuple[Any, int] | None:
 
 
 @pattern("div", "sub")
-def softmax(graph: Producers, equation: Any) -> Recognized | None:
+def softmax(graph: Producers, equation: Equation) -> Recognized | None:
     left, right = equation.invars
     if equation.primitive.name == "sub":  # its logarithm
         log = graph.maker(graph.unspread(right)[0], "log")
@@ -108,7 +108,7 @@ def mean(graph: Producers, equation: Any) -> Recognized | None:
     return Recognized("mean", (x,), {"axes": axes, "keepdims": keepdims})
 
 
-def _mean(graph: Producers, atom: Any, rank: int) -> Any:
+def _mean(graph: Producers, atom: Atom, rank: int) -> Any:
     """The operand of a mean over the last of `rank` axes; None for anything else."""
     inner = None if is_literal(atom) else graph.reduced_from(atom, rank, rank - 1)
     if inner is None:
@@ -121,7 +121,7 @@ def _mean(graph: Producers, atom: Any, rank: int) -> Any:
     return x if x.aval.ndim == rank else None
 
 
-def _centered(graph: Producers, atom: Any) -> Any:
+def _centered(graph: Producers, atom: Atom) -> Any:
     """Returns the array from which its mean was subtracted."""
     equation = graph.maker(atom, "sub")
     if equation is None or is_literal(equation.invars[0]):
@@ -130,7 +130,7 @@ def _centered(graph: Producers, atom: Any) -> Any:
     return x if _mean(graph, equation.invars[1], x.aval.ndim) is x else None
 
 
-def _variance(graph: Producers, atom: Any, rank: int) -> Any:
+def _variance(graph: Producers, atom: Atom, rank: int) -> Any:
     """The operand of a variance over the last of `rank` axes."""
     bounded = graph.maker(atom, "max")
     if bounded is not None:
@@ -150,13 +150,13 @@ def _variance(graph: Producers, atom: Any, rank: int) -> Any:
     return root if root is not None and found is root else None
 
 
-def _mean_square(graph: Producers, atom: Any, rank: int) -> Any:
+def _mean_square(graph: Producers, atom: Atom, rank: int) -> Any:
     """The operand of a mean of squares over the last of `rank` axes."""
     squares = _mean(graph, atom, rank)
     return None if squares is None else _square_root(graph, squares)
 
 
-def _square_root(graph: Producers, atom: Any) -> Any:
+def _square_root(graph: Producers, atom: Atom) -> Any:
     """Returns the squared array."""
     equation = graph.maker(atom, "square", "mul", "integer_pow")
     if equation is None:
@@ -190,7 +190,7 @@ def layer_norm(graph: Producers, equation: Any) -> Recognized | None:
 
 
 @pattern("mul")
-def rms_norm(graph: Producers, equation: Any) -> Recognized | None:
+def rms_norm(graph: Producers, equation: Equation) -> Recognized | None:
     found = _normalized(graph, equation.outvars[0], _mean_square)
     if found is None or graph.same(found[0]) is not found[1]:
         return None
@@ -232,7 +232,7 @@ def _normalized(
     return arrays[0], of, epsilon, scales
 
 
-def _factors(graph: Producers, atom: Any, whole: Any = None) -> Iterator[Any]:
+def _factors(graph: Producers, atom: Atom, whole: Any = None) -> Iterator[Any]:
     """Yields the factors of a product, except those of `whole`."""
     equation = None if graph.same(atom) is whole else graph.maker(atom, "mul")
     if equation is None:
@@ -243,7 +243,7 @@ def _factors(graph: Producers, atom: Any, whole: Any = None) -> Iterator[Any]:
 
 
 def _of_sum(
-    graph: Producers, atom: Any, rank: int, spread: Callable[[Producers, Any, int], Any]
+    graph: Producers, atom: Atom, rank: int, spread: Callable[[Producers, Any, int], Any]
 ) -> tuple[Any, float] | None:
     """Returns the array of a variance or mean square, and the small number added to it."""
     equation = graph.maker(atom, "add")
@@ -263,7 +263,7 @@ def _of_sum(
 
 
 @pattern("max", "min", "clamp")
-def clip(graph: Producers, equation: Any) -> Recognized | None:
+def clip(graph: Producers, equation: Equation) -> Recognized | None:
     name = equation.primitive.name
     if name == "clamp":
         low, x, high = equation.invars
@@ -352,7 +352,7 @@ def gelu(graph: Producers, equation: Equation) -> Recognized | None:
     return None
 
 
-def _is_gelu_curve(graph: Producers, atom: object, x: Array) -> bool:
+def _is_gelu_curve(graph: Producers, atom: Atom, x: Array) -> bool:
     """Whether it is ``sqrt(2 / pi) * (x + 0.044715 * x**3)``."""
     number, parts = scaled(graph, atom)
     total = graph.maker(parts[0], "add") if len(parts) == 1 else None
@@ -395,7 +395,7 @@ def recognized(program: PortableProgram) -> PortableProgram:
         return program
     values: dict[Any, Any] = {}
 
-    def operate(equation: Any, operands: list[Any]) -> Sequence[Any]:
+    def operate(equation: Equation, operands: list[Any]) -> Sequence[Any]:
         values.update((a, x) for a, x in zip(equation.invars, operands) if not is_literal(a))
         match = found.get(equation.outvars[0]) if equation.outvars else None
         if match is None:

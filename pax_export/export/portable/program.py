@@ -24,6 +24,7 @@ from pax_export._foundations.jaxpr import (
     is_program,
 )
 from pax_export._foundations.jaxpr import needed_equations as needed
+from pax_export._foundations.types import DTypeLike, Equation, Jaxpr, TracedProgram
 from pax_export.export.portable.sizes import is_number
 
 #: Primitives with inner programs that they do not only call.
@@ -112,17 +113,17 @@ def traced(function: Callable[..., Any], like: Sequence[Any]) -> Any:
     return jax.make_jaxpr(function)(*structs)
 
 
-def evaluated(program: Any, arguments: Sequence[Any], operate: Operate) -> list[Any]:
+def evaluated(program: TracedProgram, arguments: Sequence[Any], operate: Operate) -> list[Any]:
     """Evaluates the operations that the results of a program need."""
 
-    def in_place(equation: Any, operands: list[Any]) -> Sequence[Any]:
+    def in_place(equation: Equation, operands: list[Any]) -> Sequence[Any]:
         with source_of(equation):
             return operate(equation, operands)
 
     return interpret(program, arguments, in_place, equations=needed)
 
 
-def _without_composites(equation: Any, operands: list[Any]) -> Sequence[Any]:
+def _without_composites(equation: Equation, operands: list[Any]) -> Sequence[Any]:
     """The results of an equation; jax does not export composites of symbolic sizes."""
     if equation.primitive.name != "composite":
         return bind_equation(
@@ -132,7 +133,7 @@ def _without_composites(equation: Any, operands: list[Any]) -> Sequence[Any]:
     return evaluated(inner, operands, _without_composites)
 
 
-def with_bodies(equation: Any, change: Callable[[PortableProgram], PortableProgram]) -> Any:
+def with_bodies(equation: Equation, change: Callable[[PortableProgram], PortableProgram]) -> Any:
     """Returns an equation with changed loop body or branches, as programs without weights."""
     if equation.primitive.name not in CONTROL:
         return equation
@@ -145,19 +146,19 @@ def with_bodies(equation: Any, change: Callable[[PortableProgram], PortableProgr
     return equation.replace(params={name: changed(v) for name, v in equation.params.items()})
 
 
-def uses(jaxpr: Any) -> dict[Any, int]:
+def uses(jaxpr: Jaxpr) -> dict[Any, int]:
     """Counts the readers of each variable, including results."""
     read = chain(*(each.invars for each in needed(jaxpr)), jaxpr.outvars)
     return Counter(atom for atom in read if not is_literal(atom))
 
 
-def source_of(equation: Any) -> AbstractContextManager[Any]:
+def source_of(equation: Equation) -> AbstractContextManager[Any]:
     """Context manager whose operations have the source line and module of an equation."""
     source = equation.source_info
     return source_info_util.user_context(source.traceback, name_stack=source.name_stack)
 
 
-def again(equation: Any, operands: Sequence[Any], **changed: Any) -> Sequence[Any]:
+def again(equation: Equation, operands: Sequence[Any], **changed: Any) -> Sequence[Any]:
     """The results of an equation for other operands, with some parameters changed."""
     return bind_equation(equation.replace(params={**equation.params, **changed}), operands)
 
@@ -166,7 +167,7 @@ def is_static(shape: Sequence[Any]) -> bool:
     return all(map(is_number, shape))
 
 
-def is_key(dtype: Any) -> bool:
+def is_key(dtype: DTypeLike) -> bool:
     return jax.numpy.issubdtype(dtype, jax.dtypes.prng_key)
 
 
@@ -180,7 +181,7 @@ _MAKES_REFERENCE = ("new_ref", "empty_ref")
 Replace = Callable[[Any], Any]
 
 
-def rewritten(program: Any, replace: Replace) -> Any:
+def rewritten(program: TracedProgram, replace: Replace) -> Any:
     """Returns a program with some operations replaced by programs.
 
     A replaced operation becomes a call with its source line. Loops, branches and calls are entered;
@@ -193,12 +194,12 @@ def rewritten(program: Any, replace: Replace) -> Any:
     return ProgramRewriter(replace).program(program)
 
 
-def with_python_numbers(program: Any) -> Any:
+def with_python_numbers(program: TracedProgram) -> Any:
     """Returns a program whose parameters have no integers of numpy, which `isinstance` misses."""
     return _PythonNumbers(lambda _: None).program(program)
 
 
-def discharged(program: Any) -> Any:
+def discharged(program: TracedProgram) -> Any:
     """Returns a program in which references (`jax.new_ref`) and hijax types are plain values."""
     return _Discharged(lambda _: None).program(program)
 
@@ -210,12 +211,12 @@ class ProgramRewriter:
         self._replace = replace
         self._programs: dict[int, tuple[Any, Any]] = {}  # by id; kept alive, so that ids stay
 
-    def program(self, program: Any) -> Any:
+    def program(self, program: TracedProgram) -> Any:
         if id(program) not in self._programs:
             self._programs[id(program)] = program, self._rewritten(program)
         return self._programs[id(program)][1]
 
-    def _rewritten(self, program: Any) -> Any:
+    def _rewritten(self, program: TracedProgram) -> Any:
         jaxpr = getattr(program, "jaxpr", program)
         equations = [self._equation(each) for each in jaxpr.eqns]
         if all(new is old for new, old in zip(equations, jaxpr.eqns)):
@@ -224,7 +225,7 @@ class ProgramRewriter:
             return program.replace(eqns=equations)
         return program.replace(jaxpr=jaxpr.replace(eqns=equations))
 
-    def _equation(self, equation: Any) -> Any:
+    def _equation(self, equation: Equation) -> Any:
         called = self._replace(equation)
         if called is equation:
             return equation
@@ -233,7 +234,7 @@ class ProgramRewriter:
         has_programs = any(True for _ in inner_programs(equation))
         return self._with_parameters(equation) if has_programs else equation
 
-    def _with_parameters(self, equation: Any) -> Any:
+    def _with_parameters(self, equation: Equation) -> Any:
         params = {name: self._parameter(value) for name, value in equation.params.items()}
         if all(params[name] is value for name, value in equation.params.items()):
             return equation
@@ -252,7 +253,7 @@ class ProgramRewriter:
 class _PythonNumbers(ProgramRewriter):
     """Replaces no operation, but integers of numpy among the parameters."""
 
-    def _equation(self, equation: Any) -> Any:
+    def _equation(self, equation: Equation) -> Any:
         return self._with_parameters(equation)
 
     def _parameter(self, value: Any) -> Any:
@@ -260,7 +261,7 @@ class _PythonNumbers(ProgramRewriter):
 
 
 class _Discharged(ProgramRewriter):
-    def _rewritten(self, program: Any) -> Any:
+    def _rewritten(self, program: TracedProgram) -> Any:
         jaxpr = getattr(program, "jaxpr", program)
         made = any(each.primitive.name in _MAKES_REFERENCE for each in jaxpr.eqns)
         if made or getattr(jaxpr, "is_high", False):

@@ -24,6 +24,7 @@ from pax_export._foundations.jaxpr import (
     jaxpr_dtypes,
     wrapped_program,
 )
+from pax_export._foundations.types import Atom, Equation, TracedProgram
 from pax_export.export.portable.complex_numbers import COMPLEX, half_dtype, on_pairs
 from pax_export.export.portable.decompose import Has, decompose
 from pax_export.export.portable.decompositions.registry import NotDecomposedError
@@ -62,7 +63,7 @@ def _each(function: Callable, axes: int) -> Callable:
     return function
 
 
-def _bits(words: Any, *, bit_width: int, shape: Any, **_: object) -> Any:
+def _bits(words: Any, *, bit_width: int, shape: Sequence[Any], **_: object) -> Any:
     def draw(key: Any) -> Any:
         return threefry_prng_impl.random_bits(key, bit_width, shape)
 
@@ -103,12 +104,12 @@ _MOVES = frozenset(
 class NotWrittenError(Exception):
     """An operation has no form for a target: `equation`, in the programs of `callers`."""
 
-    def __init__(self, reason: str, equation: Any, callers: Sequence[Any]):
+    def __init__(self, reason: str, equation: Equation, callers: Sequence[Any]):
         super().__init__(reason)
         self.reason, self.equation, self.callers = reason, equation, tuple(callers)
 
 
-def in_real_numbers(program: Any, has: Has = lambda _: False) -> Any:
+def in_real_numbers(program: TracedProgram, has: Has = lambda _: False) -> Any:
     """Returns a program without complex numbers and random keys; the same object if it has none.
 
     An operation on complex numbers that a target `has` becomes a composite of their parts.
@@ -131,21 +132,21 @@ def in_parts(value: Any) -> list[Any]:
     return [np.array(np.real(value)), np.array(np.imag(value))]
 
 
-def _is_known(equation: Any) -> bool:
+def _is_known(equation: Equation) -> bool:
     name = equation.primitive.name
     return not _touches(equation) or name in COMPLEX or name in KEYS or name in _MOVES
 
 
-def _is_apart(atom: Any) -> bool:
+def _is_apart(atom: Atom) -> bool:
     dtype = getattr(atom.aval, "dtype", None)
     return dtype is not None and (is_key(dtype) or half_dtype(dtype) is not None)
 
 
-def _touches(equation: Any) -> bool:
+def _touches(equation: Equation) -> bool:
     return any(map(_is_apart, (*equation.invars, *equation.outvars)))
 
 
-def _has_parts(program: Any) -> bool:
+def _has_parts(program: TracedProgram) -> bool:
     jaxpr = getattr(program, "jaxpr", program)
     given = any(map(_is_apart, (*jaxpr.constvars, *jaxpr.invars, *jaxpr.outvars)))
     return given or any(is_key(d) or half_dtype(d) is not None for d in jaxpr_dtypes(program))
@@ -206,7 +207,7 @@ class _RealRewriter(ProgramRewriter):
             return program.replace(**changed, **({"consts": held} if held else {}))
         return program.replace(jaxpr=jaxpr.replace(**changed), consts=held)
 
-    def _in_parts(self, equation: Any, operands: list[Any], results: list[Any]) -> Any:
+    def _in_parts(self, equation: Equation, operands: list[Any], results: list[Any]) -> Any:
         touched = _touches(equation)
         if not touched and not any(map(_has_parts, inner_programs(equation))):
             return equation
@@ -234,7 +235,7 @@ class _RealRewriter(ProgramRewriter):
         finally:
             self._callers.pop()
 
-    def _loop(self, equation: Any) -> dict[str, Any]:
+    def _loop(self, equation: Equation) -> dict[str, Any]:
         """Returns the parameters of a loop or branch with its inner programs rewritten."""
         params = {name: self._parameter(value) for name, value in equation.params.items()}
         if equation.primitive.name == "while":
@@ -248,7 +249,7 @@ class _RealRewriter(ProgramRewriter):
         return params
 
 
-def _on_parts(equation: Any, structs: Sequence[Any]) -> Any:
+def _on_parts(equation: Equation, structs: Sequence[Any]) -> Any:
     """Traces an operation as a composite ``complex_…`` of the parts of its operands."""
 
     def whole(*parts: Any, **parameters: Any) -> list[Any]:
@@ -324,7 +325,7 @@ def _moved(equation: Any, structs: Sequence[Any]) -> Any:
     return trace(run, structs, equation.params)
 
 
-def _again(equation: Any, parameters: dict[str, Any], operands: list[Any]) -> Any:
+def _again(equation: Equation, parameters: dict[str, Any], operands: list[Any]) -> Any:
     name = equation.primitive.name.replace("-", "_")
     if not name.startswith("scatter"):
         return bind_equation(equation.replace(params=parameters), operands)

@@ -18,7 +18,7 @@ import numpy as np
 
 from pax_export._foundations.jax import run_inside
 from pax_export._foundations.jaxpr import bind_equation, is_literal, jaxpr_dtypes, jaxpr_primitives
-from pax_export._foundations.types import Equation
+from pax_export._foundations.types import Array, Atom, DTypeLike, Equation, TracedProgram
 from pax_export.export.portable import kept
 from pax_export.export.portable.arithmetic import KnownValues
 from pax_export.export.portable.program import PortableProgram, again, evaluated, traced, uses
@@ -34,7 +34,7 @@ _BY_BITS = frozenset(
 _MOVES = frozenset("transpose reshape squeeze reduce_window_max".split())
 
 
-def has_half_between(program: Any) -> bool:
+def has_half_between(program: TracedProgram) -> bool:
     """Whether a program has products of integers and half precision."""
     is_quantized = not _OF_INTEGERS.isdisjoint(jaxpr_primitives(program))
     return is_quantized and any(map(_is_half, jaxpr_dtypes(program)))
@@ -53,7 +53,7 @@ def without_half(program: PortableProgram) -> PortableProgram:
     return replace(program, program=traced(run, program.jaxpr.invars))
 
 
-def _in_float32(program: Any, operands: Sequence[Any]) -> list[Any]:
+def _in_float32(program: TracedProgram, operands: Sequence[Any]) -> list[Any]:
     return [*map(_wide, evaluated(program, [*map(_wide, operands)], _operate_in_float32))]
 
 
@@ -77,7 +77,7 @@ def _operate_in_float32(equation: Any, operands: list[Any]) -> Sequence[Any]:
     return again(equation, operands, **told)
 
 
-def _is_half(dtype: Any) -> bool:
+def _is_half(dtype: DTypeLike | None) -> bool:
     return isinstance(dtype, np.dtype) and dtype in (jnp.bfloat16, jnp.float16)
 
 
@@ -88,7 +88,7 @@ def _wide(x: Any) -> Any:
 class _Ranged:
     """An array that is rounded where it is read: with a scale and a zero point, if it is known."""
 
-    def __init__(self, array: Any, low: float, high: float):
+    def __init__(self, array: Array, low: float, high: float):
         self.array, self.low, self.high = array, low, high
 
 
@@ -152,19 +152,19 @@ class _Rounding:
         ends = float(low), float(high)
         return _Ranged(_plain(y), *ends) if all(map(math.isfinite, ends)) else y
 
-    def _is_rounded(self, atom: Any, operand: object) -> bool:
+    def _is_rounded(self, atom: Atom, operand: object) -> bool:
         if isinstance(operand, _Ranged):
             return True
         return not is_literal(atom) and (atom in self._scales or atom in self._rounded)
 
-    def _read(self, atom: Any, operand: Any, together: bool) -> Any:
+    def _read(self, atom: Atom, operand: Any, together: bool) -> Any:
         is_ranged = isinstance(operand, _Ranged)
         if not is_ranged and not (together and atom in self._scales):
             return operand
         scale = self._scales.get(atom) or scale_of_range(operand.low, operand.high)
         return self._once(atom, _plain(operand), scale)
 
-    def _once(self, atom: Any, array: Any, scale: tuple[float, int]) -> Any:
+    def _once(self, atom: Atom, array: Array, scale: tuple[float, int]) -> Any:
         if (atom, scale) not in self._made:
             self._made[atom, scale] = round_with(array, *scale)
         return self._made[atom, scale]

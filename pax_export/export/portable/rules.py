@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from pax_export._foundations.jaxpr import interpret, needed_equations, wrapped_program
+from pax_export._foundations.types import Equation, TracedProgram
 from pax_export.export.portable import kept
 from pax_export.export.portable.decompose import (
     decompose,
@@ -70,12 +71,12 @@ class RuleTable(dict[str, Rule]):
         for module in pkgutil.iter_modules(package.__path__):
             importlib.import_module(f"{package.__name__}.{module.name}")
 
-    def has_complex(self, equation: Any) -> bool:
+    def has_complex(self, equation: Equation) -> bool:
         """Whether a rule writes an equation of complex numbers, on their parts."""
         found = self.get(f"complex_{equation.primitive.name}")
         return found is not None and (found.when is None or found.when(equation))
 
-    def has(self, equation: Any, exact: bool = False) -> bool:
+    def has(self, equation: Equation, exact: bool = False) -> bool:
         """Whether a rule writes an equation; if `exact`, with NaN as in jax."""
         found = self.get(equation.primitive.name)
         if found is None or not has_order(equation):
@@ -111,7 +112,7 @@ class ProgramConverter:
         """The equation that is being converted, after its callers."""
         return tuple(self._callers)
 
-    def write(self, program: Any, operands: Sequence[Any]) -> list[Any]:
+    def write(self, program: TracedProgram, operands: Sequence[Any]) -> list[Any]:
         """Returns the results of any program, in operations that the target has; see `convert`."""
         real = in_real_numbers(program, self._rules.has_complex)
         return self.convert(decompose(real, self._has), operands)
@@ -131,7 +132,7 @@ class ProgramConverter:
         told: Any = {"constant": self._constant, "equations": needed_equations}
         return interpret(program, operands, self._convert_equation, **told)
 
-    def _convert_equation(self, equation: Any, operands: list[Any]) -> Sequence[Any]:
+    def _convert_equation(self, equation: Equation, operands: list[Any]) -> Sequence[Any]:
         self._callers.append(equation)
         try:
             found = None

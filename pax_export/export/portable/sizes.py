@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -11,7 +11,7 @@ import numpy as np
 from jax import export as jax_export
 
 from pax_export._foundations.jax import scope_constraints
-from pax_export._foundations.types import PyTree
+from pax_export._foundations.types import Array, PyTree
 
 _COMPARISON = re.compile(r"comparison '(.+)' (>=|<|>) '(.+)' is inconclusive")
 #: The largest number of comparisons that are assumed.
@@ -27,7 +27,7 @@ def same_size(one: Any, other: Any) -> bool:
     return one == other if is_number(one) and is_number(other) else str(one) == str(other)
 
 
-def has_no_elements(array: Any) -> bool:
+def has_no_elements(array: Array) -> bool:
     """Returns whether a static size of an array or its type is 0; random keys always have some."""
     sizes: Any = getattr(array, "shape", ())
     if not any(is_number(size) and size == 0 for size in sizes):
@@ -36,7 +36,10 @@ def has_no_elements(array: Any) -> bool:
 
 
 def trace(
-    function: Callable[..., Any], operands: Sequence[Any], parameters: Any, several: bool = False
+    function: Callable[..., Any],
+    operands: Sequence[Any],
+    parameters: Mapping[str, Any],
+    several: bool = False,
 ) -> Any:
     """Traces ``function(*operands, **parameters)`` as `jax.make_jaxpr` does.
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal
 
 import numpy as np
@@ -396,7 +397,7 @@ def _signature_inputs(model: Any) -> dict[str, dict[str, RandomInput] | None]:
     }
 
 
-def _random_inputs(tf: Any, inputs: Mapping[str, Any]) -> dict[str, RandomInput] | None:
+def _random_inputs(tf: ModuleType, inputs: Mapping[str, Any]) -> dict[str, RandomInput] | None:
     found = {}
     for name, info in inputs.items():
         try:

@@ -35,7 +35,9 @@ class Dropped:
     values: dict[str, str]  # recomputed leaves by name
 
 
-def dropped_state(program: Any, leaves: Sequence[str], assigned: Collection[int]) -> Dropped:
+def dropped_state(
+    program: TracedProgram, leaves: Sequence[str], assigned: Collection[int]
+) -> Dropped:
     """State that a traced function drops; `assigned` leaves differ in each call."""
     flow = _Dependencies(program, len(leaves))
     varies = flow.inputs | _union_of_bits(1 << place for place in assigned)
@@ -54,13 +56,13 @@ def dropped_state(program: Any, leaves: Sequence[str], assigned: Collection[int]
     return Dropped(keys, values)
 
 
-def made_of_inputs(program: Any, leaves: int) -> list[bool]:
+def made_of_inputs(program: TracedProgram, leaves: int) -> list[bool]:
     """Returns the results of a program that depend on inputs (the operands after its leaves)."""
     flow = _Dependencies(program, leaves)
     return [bool(origins & flow.inputs) for origins in flow.results(program.jaxpr)]
 
 
-def passed_on(program: Any) -> list[int | None]:
+def passed_on(program: TracedProgram) -> list[int | None]:
     """Returns for each result of a program the operand that it is, or None for a new value.
 
     Jitted functions of flax.nnx return all of the state that they are given.
@@ -108,7 +110,7 @@ def _leaf_name(leaves: Sequence[str], place: int, what: str) -> str:
 class _Dependencies:
     """The operands and constants on which each value of a program depends, as bits."""
 
-    def __init__(self, program: Any, leaves: int):
+    def __init__(self, program: TracedProgram, leaves: int):
         self.avals: list[Any] = [each.aval for each in program.jaxpr.invars]
         count = len(self.avals)
         self.inputs = (1 << count) - (1 << leaves)
@@ -130,7 +132,7 @@ class _Dependencies:
             *given,
         ]
 
-    def averages(self, program: Any) -> list[tuple[int, Any, Chain]]:
+    def averages(self, program: TracedProgram) -> list[tuple[int, Any, Chain]]:
         """Returns the moving averages of arrays: bit of the old values, type, operation."""
         found = []
 

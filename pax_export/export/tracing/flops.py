@@ -85,7 +85,7 @@ def _count_jaxpr(jaxpr: TracedProgram, around: str, times: object, work: Work) -
             _count_inner(equation, path, times, work)
 
 
-def count_operation(equation: Any, path: str, times: PyTree, work: Work) -> bool:
+def count_operation(equation: Equation, path: str, times: PyTree, work: Work) -> bool:
     """Adds an operation without inner programs; returns False if its count is unknown."""
     name = equation.primitive.name
     rule = _RULES.get(name)

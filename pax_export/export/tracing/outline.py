@@ -17,7 +17,7 @@ import numpy as np
 
 from pax_export._foundations.jax import call_part, needed_part
 from pax_export._foundations.jaxpr import bind_equation, inner_programs, is_literal, is_program
-from pax_export._foundations.types import Equation, Jaxpr, PyTree, TracedProgram
+from pax_export._foundations.types import Equation, Jaxpr, PyTree
 
 #: Shorter copies are not outlined, because a call is as long.
 LEAST_LENGTH = 8
@@ -267,7 +267,7 @@ class Alike:
             self._programs[id(program)] = program, self._of(self._described(jaxpr, constants))
         return self._programs[id(program)][1]
 
-    def _described(self, jaxpr: TracedProgram, constants: Sequence[Any]) -> Hashable:
+    def _described(self, jaxpr: Any, constants: Sequence[Any]) -> Hashable:
         """Describes a whole program: equations, wiring, and constants."""
         wires = {variable: i for i, variable in enumerate((*jaxpr.constvars, *jaxpr.invars))}
         equations = []

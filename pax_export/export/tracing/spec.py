@@ -24,7 +24,7 @@ from pax_export._foundations.errors import (
 )
 from pax_export._foundations.files import html_text
 from pax_export._foundations.jax import scope_constraints
-from pax_export._foundations.types import PyTree
+from pax_export._foundations.types import DTypeLike, PyTree
 from pax_export.core import path_name
 from pax_export.export.artifact import dimensions
 from pax_export.export.artifact.arguments import tensorflow_keyword
@@ -64,7 +64,7 @@ class InputSpec:
 
 
 def spec(
-    shape: str | Sequence[int | str | None], dtype: Any = "float32", name: str | None = None
+    shape: str | Sequence[int | str | None], dtype: DTypeLike = "float32", name: str | None = None
 ) -> InputSpec:
     """Describes one input of an exported model.
 
@@ -113,7 +113,7 @@ def _check_dimension(size: Any) -> int | str | None:
     )
 
 
-def _dtype_name(dtype: Any) -> str:
+def _dtype_name(dtype: DTypeLike) -> str:
     try:
         if dtype is None:
             raise TypeError  # numpy would read it as float64

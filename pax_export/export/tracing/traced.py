@@ -64,7 +64,7 @@ class Traced:
         here = trace(self.function, structs, outlined=False)
         return jax.jit(here.with_constants)([*operands, *here.constants])
 
-    def with_program(self, program: Any) -> Traced:
+    def with_program(self, program: TracedProgram) -> Traced:
         """The same results by another program, perhaps of other operands."""
         return replace(
             self,
@@ -116,7 +116,7 @@ def trace(
     return made if program is made.program else made.with_program(program)
 
 
-def _call_program(program: Any, operands: list[Any]) -> list[Any]:
+def _call_program(program: TracedProgram, operands: list[Any]) -> list[Any]:
     return jaxpr_as_fun(program)(*operands)
 
 
@@ -154,7 +154,7 @@ def for_symbolic_sizes(structs: Sequence[Any]) -> AbstractContextManager[None]:
     return prepared_gradients(symbolic_numpy.for_any_size)
 
 
-def _large_constants(program: Any) -> tuple[Any, ...]:
+def _large_constants(program: TracedProgram) -> tuple[Any, ...]:
     found = {id(value): value for value in jaxpr_constants(program) if _is_large(value)}
     return tuple(found.values())
 

@@ -417,7 +417,7 @@ def named_examples(inputs: Inputs, examples: Sequence[Any], key: str) -> list[Ar
         ) from error
 
 
-def _example_array(value: Any, dtype: Any) -> np.ndarray:
+def _example_array(value: Any, dtype: DTypeLike) -> np.ndarray:
     if dtype != dtypes.STRING:
         return np.asarray(dtypes.store(value), dtype)
     texts = np.asarray(value, object)

@@ -67,7 +67,7 @@ def may_not_end(program: TracedProgram) -> bool:
 
 def probes(
     case: PyTree,
-    program: Any,
+    program: TracedProgram,
     expected: Callable[[Arrays], Arrays],
     budget: Budget,
     seconds: float | None,

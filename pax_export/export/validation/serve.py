@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -31,7 +32,7 @@ Run = Callable[[str, Any], list[Arrays]]
 BARRED = ("jax", "jaxlib", "keras", "tf_keras", "pax_export")
 
 
-def save(file: PyTree, arrays: Sequence[Mapping[str, Arrays | str]]) -> None:
+def save(file: str | os.PathLike[str], arrays: Sequence[Mapping[str, Arrays | str]]) -> None:
     """Writes a list of groups of arrays, of any dtype, to one npz file."""
     flat: dict[str, Any] = {}
 
@@ -47,7 +48,7 @@ def save(file: PyTree, arrays: Sequence[Mapping[str, Arrays | str]]) -> None:
     np.savez(file, index=np.frombuffer(json.dumps(index).encode(), np.uint8), **flat)
 
 
-def load(file: PyTree) -> list[dict[str, Any]]:
+def load(file: str | os.PathLike[str]) -> list[dict[str, Any]]:
     dtypes = importlib.import_module("ml_dtypes")  # numpy's dtypes are built in
     with np.load(file) as stored:
 

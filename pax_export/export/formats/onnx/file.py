@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from operator import gt, lt
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,7 +35,7 @@ class ExternalData(NamedTuple):
 
 
 def write(
-    onnx: Any, model: Any, arrays: Mapping[str, np.ndarray], place: Path, external: bool
+    onnx: ModuleType, model: Any, arrays: Mapping[str, np.ndarray], place: Path, external: bool
 ) -> ExternalData | None:
     """Writes a model whose initializers are these arrays.
 
@@ -70,7 +71,7 @@ def write(
     return data
 
 
-def _tensor(onnx: Any, name: str, array: np.ndarray) -> Any:
+def _tensor(onnx: ModuleType, name: str, array: np.ndarray) -> Any:
     """The message of an array; without its bytes, unless they are few or packed."""
     kind = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
     if array.nbytes < _SMALL or array.dtype.name in ("int4", "uint4", "int2", "uint2"):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
@@ -17,6 +17,9 @@ import numpy as np
 from pax_export.export.formats.onnx.graph import GraphBuilder, all_nodes, needed, read_in
 from pax_export.export.formats.onnx.rules.quantized import QuantizedWeight, RoundedInputs
 from pax_export.export.validation.integers import Arithmetic
+
+if TYPE_CHECKING:
+    from onnx import NodeProto
 
 #: Operators that onnxruntime fuses into a preceding convolution of integers.
 _ACTIVATIONS = ("Relu",)
@@ -53,7 +56,7 @@ def with_integer_convolutions(
     return needed(kept, wanted)
 
 
-def _operands(builder: GraphBuilder, node: Any) -> tuple[RoundedInputs | None, Any]:
+def _operands(builder: GraphBuilder, node: NodeProto) -> tuple[RoundedInputs | None, Any]:
     if node.op_type != "Conv" or any(name not in builder.initializers for name in node.input[2:]):
         return None, None
     x, found = (builder.integers.get(name) for name in node.input[:2])
@@ -73,7 +76,7 @@ def _is_rounded(builder: GraphBuilder, ends: Sequence[Any], readers: Any) -> boo
     return end.op_type == "QuantizeLinear"
 
 
-def _is_left_out(builder: GraphBuilder, node: Any, readers: Any) -> bool:
+def _is_left_out(builder: GraphBuilder, node: NodeProto, readers: Any) -> bool:
     """Whether a `Clip` has no effect: integers behind it do not reach beyond its bounds."""
     if node.op_type != "Clip" or len(node.input) != 3:
         return False
@@ -97,7 +100,7 @@ def _is_left_out(builder: GraphBuilder, node: Any, readers: Any) -> bool:
     return True
 
 
-def _fused(builder: GraphBuilder, node: Any, x: RoundedInputs, kernel: Any) -> str:
+def _fused(builder: GraphBuilder, node: NodeProto, x: RoundedInputs, kernel: Any) -> str:
     weight, order = kernel
     name = weight.written(order, fused=True)
     operands = [node.input[0], name]
@@ -131,7 +134,7 @@ def arithmetic(builder: GraphBuilder, nodes: Sequence[Any], wanted: Collection[s
         held = builder.quantized.get(name)
         return held.leaf if held else name if name.endswith(".integers") else ""
 
-    def is_integer(node: Any, name: str) -> bool:
+    def is_integer(node: NodeProto, name: str) -> bool:
         """Whether onnxruntime has a kernel for it; with rounded inputs it has none for `MatMul`."""
         before = [made[each].op_type if each in made else "" for each in (node.input[0], name)]
         parted = node.op_type == "MatMul" and before[0] == "DequantizeLinear"
@@ -184,7 +187,7 @@ def with_biases(builder: GraphBuilder, nodes: Sequence[Any]) -> list[Any]:
 
 
 def _with_bias(
-    builder: GraphBuilder, node: Any, made: Mapping[str, Any], counts: Mapping[str, int]
+    builder: GraphBuilder, node: NodeProto, made: Mapping[str, Any], counts: Mapping[str, int]
 ) -> tuple[Any, str] | None:
     """Returns the convolution and the vector that a node adds, or None."""
     for one, other in (node.input, node.input[::-1]):

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
+from pax_export._foundations.types import DTypeLike
 from pax_export.export.formats.onnx.values import (
     OnnxSizes,
     Value,
@@ -21,6 +23,9 @@ from pax_export.export.formats.onnx.values import (
 )
 from pax_export.export.portable import RuleTable
 from pax_export.export.validation.integers import Quantized
+
+if TYPE_CHECKING:
+    from onnx import NodeProto
 
 #: The rules that write primitives as operators: functions ``rule(builder, *operands,
 #: **parameters)`` of `Value`s and of the parameters of the primitive; `builder.results` has the
@@ -44,7 +49,7 @@ class GraphBuilder:
     names, `Value`s, numpy arrays, which become constants, or None if omitted.
     """
 
-    def __init__(self, onnx: Any, opset: int, inline: Inline, exact: bool):
+    def __init__(self, onnx: ModuleType, opset: int, inline: Inline, exact: bool):
         self.onnx = onnx
         self.opset = opset
         self.inline = inline
@@ -114,11 +119,11 @@ class GraphBuilder:
         self.initializers[name] = np.asarray(array)
         return name
 
-    def type(self, dtype: Any) -> int:
+    def type(self, dtype: DTypeLike) -> int:
         """The number that ONNX has for a dtype."""
         return self.onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
 
-    def cast(self, operand: Any, dtype: Any) -> str:
+    def cast(self, operand: Any, dtype: DTypeLike) -> str:
         if isinstance(operand, Value):
             if operand.carrier == np.dtype(dtype):
                 return operand.name
@@ -126,7 +131,7 @@ class GraphBuilder:
                 return self.constant(operand.known.astype(dtype))
         return self("Cast", operand, **self.cast_to(dtype))
 
-    def cast_to(self, dtype: Any) -> dict[str, int]:
+    def cast_to(self, dtype: DTypeLike) -> dict[str, int]:
         """Returns attributes for `Cast`; overflows of float8 become infinite or NaN, as in jax."""
         kept = {"saturate": 0} if np.dtype(dtype).name.startswith("float8") else {}
         return {"to": self.type(dtype), **kept}
@@ -140,7 +145,7 @@ class GraphBuilder:
         """A number of the type that carries an operand."""
         return np.asarray(value, operand.carrier)
 
-    def fit(self, name: str, dtype: Any) -> str:
+    def fit(self, name: str, dtype: DTypeLike) -> str:
         """Rounds or wraps computed numbers to a dtype."""
         dtype = np.dtype(dtype)
         if not is_rounded(dtype):
@@ -225,7 +230,7 @@ class GraphBuilder:
         finally:
             self.nodes = outside
 
-    def entry(self, name: str, dtype: Any, shape: Sequence[Any]) -> Any:
+    def entry(self, name: str, dtype: DTypeLike, shape: Sequence[Any]) -> Any:
         """Returns the graph's entry for an input or output; symbolic sizes are left open."""
         sizes = [int(size) if is_number(size) else None for size in shape]
         return self.onnx.helper.make_tensor_value_info(name, self.type(dtype), sizes)
@@ -292,11 +297,11 @@ class GraphBuilder:
             return None
         return self("Greater", self.squeeze(self.sizes.one(size), [0]), np.array(0, np.int64))
 
-    def fresh(self, dtype: Any, shape: Sequence[Any]) -> Value:
+    def fresh(self, dtype: DTypeLike, shape: Sequence[Any]) -> Value:
         return Value(self.new_name("given"), np.dtype(dtype), tuple(shape))
 
 
-def bodies(node: Any) -> Iterator[Any]:
+def bodies(node: NodeProto) -> Iterator[Any]:
     for attribute in node.attribute:
         if attribute.HasField("g"):
             yield attribute.g
@@ -311,7 +316,7 @@ def all_nodes(nodes: Iterable[Any]) -> Iterator[Any]:
             yield from all_nodes(body.node)
 
 
-def read_in(node: Any) -> Iterator[str]:
+def read_in(node: NodeProto) -> Iterator[str]:
     """The names that an operator reads, in its bodies as well."""
     for each in all_nodes([node]):
         yield from each.input

@@ -7,13 +7,15 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pax_export._foundations.errors import UnsupportedDtypeError, UnsupportedOperationError
 from pax_export._foundations.jaxpr import inner_programs
 from pax_export._foundations.optional import require
+from pax_export._foundations.types import Equation
 from pax_export.export.formats.onnx import rules
 from pax_export.export.formats.onnx.fusions import (
     arithmetic,
@@ -50,6 +52,9 @@ from pax_export.export.portable.arithmetic import MOVES, computed_equation
 from pax_export.export.tracing.programs import Program
 from pax_export.export.tracing.source_lines import other_target, refuse_operation
 from pax_export.export.validation.integers import Arithmetic, Quantized
+
+if TYPE_CHECKING:
+    from onnx import NodeProto
 
 RULES.load(rules)
 _WRITE = (
@@ -106,7 +111,7 @@ def converted(program: Program, store: Store, options: OnnxOptions) -> Converted
 
 
 class _ModelBuilder:
-    def __init__(self, onnx: Any, program: Program, store: Store, options: OnnxOptions):
+    def __init__(self, onnx: ModuleType, program: Program, store: Store, options: OnnxOptions):
         self._onnx, self._opset = onnx, options.opset
         self._program = program
         self._constants: dict[int, Value] = {}
@@ -241,7 +246,7 @@ def _named_results(nodes: Sequence[Any], outputs: Collection[str]) -> list[Any]:
     return kept
 
 
-def _turn_apart(onnx: Any, nodes: Sequence[Any], initializers: Mapping[str, Any]) -> None:
+def _turn_apart(onnx: ModuleType, nodes: Sequence[Any], initializers: Mapping[str, Any]) -> None:
     """Expresses products with transposed weights by `Einsum`, if other products read the weights.
 
     OpenVINO 2026.4 shares one packed copy of such a weight for both if it is square.
@@ -266,7 +271,7 @@ def _refuse_complex(struct: Any, where: str) -> None:
         )
 
 
-def _check_operators(onnx: Any, model: Any, opset: int) -> None:
+def _check_operators(onnx: ModuleType, model: Any, opset: int) -> None:
     newer: dict[str, int] = {}
     for node in all_nodes(model.graph.node):
         if not (node.domain or onnx.defs.has(node.op_type, max_inclusive_version=opset)):
@@ -321,7 +326,9 @@ def _renamed(structure: Mapping[str, Any], new: Mapping[str, str]) -> dict[str, 
 class Converter:
     """Writes programs of jax with a `GraphBuilder`; `constants` has the stored arrays by `id`."""
 
-    def __init__(self, onnx: Any, opset: int, constants: Mapping[int, Value], exact: bool = True):
+    def __init__(
+        self, onnx: ModuleType, opset: int, constants: Mapping[int, Value], exact: bool = True
+    ):
         converter = ProgramConverter(RULES, self._constant, self._by_rule, exact)
         self.write = converter.write
         self.builder = GraphBuilder(onnx, opset, converter.convert, exact)
@@ -331,7 +338,9 @@ class Converter:
         found = self._constants.get(id(value))
         return self.builder.literal(value) if found is None else found
 
-    def _by_rule(self, rule: Rule, equation: Any, operands: Sequence[Any]) -> list[Value] | None:
+    def _by_rule(
+        self, rule: Rule, equation: Equation, operands: Sequence[Any]
+    ) -> list[Value] | None:
         results = [variable.aval for variable in equation.outvars]
         self.builder.operation, told = kept.operation(equation)
         self.builder.results = results
@@ -359,7 +368,7 @@ class Converter:
 _SMALL = 64
 
 
-def _is_known(equation: Any, operands: Sequence[Value], results: Sequence[Any]) -> bool:
+def _is_known(equation: Equation, operands: Sequence[Value], results: Sequence[Any]) -> bool:
     """Returns whether results are known integers, by literals of the program."""
     given = [each.known for each in operands if each.known is not None]
     if not operands or len(given) < len(operands):
@@ -395,7 +404,7 @@ def declare_shapes(builder: GraphBuilder, nodes: Sequence[Any]) -> list[Any]:
     return entries
 
 
-def _describe_results(node: Any) -> Iterator[Any]:
+def _describe_results(node: NodeProto) -> Iterator[Any]:
     """The entries of the results of a loop or branch; stacked ones have one more dimension."""
     body = next(bodies(node), None)
     if body is None:

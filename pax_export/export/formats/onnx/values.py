@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from pax_export._foundations.types import DTypeLike
 from pax_export.export.artifact import dimensions
 from pax_export.export.portable.sizes import is_number as is_number
 from pax_export.export.portable.sizes import same_size as same_size
@@ -47,11 +48,11 @@ class Value:
         return self.carrier.kind == "f"
 
 
-def is_complex(dtype: Any) -> bool:
+def is_complex(dtype: DTypeLike) -> bool:
     return jax.numpy.issubdtype(dtype, jax.numpy.complexfloating)
 
 
-def carrier(dtype: Any) -> np.dtype:
+def carrier(dtype: DTypeLike) -> np.dtype:
     dtype = np.dtype(dtype)
     if dtype == np.bool_ or dtype == np.float64:
         return dtype
@@ -60,7 +61,7 @@ def carrier(dtype: Any) -> np.dtype:
     return np.dtype(_INTEGERS.get(dtype.name, np.int32))
 
 
-def is_rounded(dtype: Any) -> bool:
+def is_rounded(dtype: DTypeLike) -> bool:
     return np.dtype(dtype) != carrier(dtype)
 
 

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -184,7 +185,7 @@ class DirectCall:
     - the function changes no variable: the operation runs only what its results need.
     """
 
-    def __init__(self, tf: Any, function: Any):
+    def __init__(self, tf: ModuleType, function: Any):
         """Prepares calls of a signature of a SavedModel, with tensors by name."""
         outputs = function.structured_outputs
         # TensorFlow's order of named arguments.
@@ -222,7 +223,7 @@ class DirectCall:
         return dict(zip(self._outputs, self._run(args=given + self._variables)))
 
 
-def direct_call(tf: Any, function: Any, info: SignatureInfo) -> DirectCall | None:
+def direct_call(tf: ModuleType, function: Any, info: SignatureInfo) -> DirectCall | None:
     """The fast way to call a function, or None where there can be none.
 
     It is to be asked right after loading, where strategies are in force.

@@ -12,7 +12,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from types import CodeType
+from types import CodeType, ModuleType
 from typing import Any
 
 import jax
@@ -133,13 +133,13 @@ def _preprocess(processor: Any, inputs: Inputs, program: Program, signature: Sig
     return _trace_now(tf, preprocess, specs)
 
 
-def _trace_now(tf: Any, function: Callable, specs: Sequence[Any]) -> Any:
+def _trace_now(tf: ModuleType, function: Callable, specs: Sequence[Any]) -> Any:
     made = tf.function(function, input_signature=specs, autograph=False)
     made.get_concrete_function()  # now, so that mistakes come to light before anything is written
     return made
 
 
-def _fitting_tensor(tf: Any, value: Any, wanted: Any, name: str, program: Program) -> Any:
+def _fitting_tensor(tf: ModuleType, value: Any, wanted: Any, name: str, program: Program) -> Any:
     tensor = value
     if not isinstance(value, tf.Tensor):
         with suppress(TypeError, ValueError):
@@ -183,7 +183,7 @@ def _trace_postprocess(
     return function, made["outputs"], made["structure"]
 
 
-def _to_tensor(tf: Any, value: Any) -> Any:
+def _to_tensor(tf: ModuleType, value: Any) -> Any:
     try:
         return value if isinstance(value, tf.Tensor) else tf.convert_to_tensor(value)
     except (TypeError, ValueError) as error:

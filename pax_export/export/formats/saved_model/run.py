@@ -10,6 +10,7 @@ import importlib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -63,7 +64,7 @@ class _Session:
     It does what `LoadSavedModel` of TensorFlow's C++ does.
     """
 
-    def __init__(self, tf: Any, directory: str):
+    def __init__(self, tf: ModuleType, directory: str):
         self._folder = Path(directory)
         protos = importlib.import_module("tensorflow.core.protobuf.saved_model_pb2")
         model = protos.SavedModel.FromString((self._folder / "saved_model.pb").read_bytes())
@@ -99,7 +100,7 @@ class _Session:
         self._restored = True
 
 
-def _load_model(tf: Any, directory: str, weights: Mapping[str, Any] | None) -> Any:
+def _load_model(tf: ModuleType, directory: str, weights: Mapping[str, Any] | None) -> Any:
     if weights is None:
         return tf.saved_model.load(directory)
     options = tf.saved_model.LoadOptions(experimental_skip_checkpoint=True)
@@ -144,7 +145,7 @@ def _same_bytes(one: np.ndarray, other: np.ndarray) -> bool:
     return all(np.array_equal(flat[i : i + _PIECE], as_flat[i : i + _PIECE]) for i in pieces)
 
 
-def _call_stages(tf: Any, model: Any, case: Mapping[str, Any]) -> Arrays:
+def _call_stages(tf: ModuleType, model: Any, case: Mapping[str, Any]) -> Arrays:
     """Calls a signature with TensorFlow functions around it.
 
     The stage ``"model"`` omits these. ``"all"`` calls the whole, and then each part, so that a test
@@ -168,7 +169,7 @@ def _call_stages(tf: Any, model: Any, case: Mapping[str, Any]) -> Arrays:
     return arrays
 
 
-def _call_one(tf: Any, model: Any, case: Mapping[str, Any], function: Any = None) -> Arrays:
+def _call_one(tf: ModuleType, model: Any, case: Mapping[str, Any], function: Any = None) -> Arrays:
     signature = function or model.signatures[case["signature"]]
     inputs = {name: tf.constant(value) for name, value in case["inputs"].items()}
     cotangents = case.get("cotangents")
@@ -210,7 +211,7 @@ def run_any(directory: str, cases: Sequence[Mapping[str, Any]]) -> list[Arrays]:
     return results
 
 
-def _call_any(tf: Any, model: Any, case: Mapping[str, Any]) -> Arrays:
+def _call_any(tf: ModuleType, model: Any, case: Mapping[str, Any]) -> Arrays:
     """Returns outputs, and gradients of the sum of all floating-point ones if there are any."""
     signature = model.signatures[case["signature"]]
     inputs = {name: tf.constant(value) for name, value in case["inputs"].items()}

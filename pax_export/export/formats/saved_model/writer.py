@@ -10,6 +10,7 @@ import hashlib
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -162,7 +163,9 @@ def _save_with_tensorflow(directory: Path, store: Store, signatures: Sequence[Si
     rename_tables(directory)
 
 
-def _make_signature(tf: Any, root: Any, signature: Signature, variables: Sequence[Any]) -> Any:
+def _make_signature(
+    tf: ModuleType, root: Any, signature: Signature, variables: Sequence[Any]
+) -> Any:
     """The function to serve; its processors are attributes of the root, so that they are kept."""
     gradient = make_gradient(signature)
     if gradient is not None:
@@ -178,7 +181,7 @@ def _make_signature(tf: Any, root: Any, signature: Signature, variables: Sequenc
     return make_whole(signature, stages).get_concrete_function()
 
 
-def _make_root(tf: Any, stored: Sequence[Variable], variables: Sequence[Any]) -> Any:
+def _make_root(tf: ModuleType, stored: Sequence[Variable], variables: Sequence[Any]) -> Any:
     """Returns the root to save, with the attributes of reusable SavedModels, and the names.
 
     `variables` and `trainable_variables` are properties of `tf.Module`, which a SavedModel would

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
@@ -18,6 +18,9 @@ from jax.interpreters import mlir
 
 from pax_export.export.artifact.inspect import stablehlo_version
 from pax_export.export.artifact.screening import WAITING, may_call
+
+if TYPE_CHECKING:
+    from jax.extend.mlir.ir import Operation
 
 #: Axes of operands and results behind those of a batch: ``k`` is the smaller of ``m`` and ``n``,
 #: ``p`` is ``n - 1``, ``t`` any number; ``*`` is the whole shape of the first operand.
@@ -100,7 +103,7 @@ def check_program(module: bytes) -> Looked:
     """
     calls, names = [], set()
 
-    def visit(operation: Any) -> Any:
+    def visit(operation: Operation) -> Any:
         kind = operation.name.partition(".")[2].removesuffix("_v1")
         if kind == "custom_call":
             calls.append(operation)

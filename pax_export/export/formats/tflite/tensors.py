@@ -18,7 +18,7 @@ from pax_export._foundations.types import DTypeLike
 from pax_export.export.artifact import dimensions
 from pax_export.export.formats.tflite.builder import moves
 from pax_export.export.formats.tflite.builder import operators as lite
-from pax_export.export.formats.tflite.builder.graph import current
+from pax_export.export.formats.tflite.builder.graph import Tensor, current
 from pax_export.export.portable import RuleTable
 from pax_export.export.portable.sizes import is_number as is_static
 
@@ -44,7 +44,7 @@ def constant(value: object, dtype: DTypeLike | None = None) -> Any:
     return lite.constant(array.astype(carrier))
 
 
-def to_carrier(tensor: Any, dtype: str) -> list[Any]:
+def to_carrier(tensor: Tensor, dtype: str) -> list[Any]:
     """Converts an input or a weight to its carriers: complex numbers to two parts."""
     if dtype == "complex64":
         return [lite.real(tensor), lite.imag(tensor)]
@@ -52,24 +52,24 @@ def to_carrier(tensor: Any, dtype: str) -> list[Any]:
     return [tensor if dtype == carrier else lite.cast(tensor, carrier)]
 
 
-def from_carrier(tensor: object, dtype: str) -> Any:
+def from_carrier(tensor: Tensor, dtype: str) -> Any:
     return tensor if dtype == CARRIERS[dtype] else lite.cast(tensor, dtype)
 
 
-def wrapped(tensor: object, dtype: DTypeLike) -> Any:
+def wrapped(tensor: Tensor, dtype: DTypeLike) -> Any:
     """Wraps or rounds numbers to a dtype with fewer bits than its carrier."""
     name = np.dtype(dtype).name
     return lite.cast(lite.cast(tensor, name), lite.int32) if name in NARROW else tensor
 
 
-def single(tensor: Any) -> Any:
+def single(tensor: Tensor) -> Any:
     """Returns the value of a known tensor with one element, or None."""
     if any(size != 1 for size in tensor.shape) or tensor.value is None:
         return None
     return np.ravel(tensor.value)[0]
 
 
-def reshape(tensor: Any, shape: Sequence[Any], sizes: TfliteSizes) -> Any:
+def reshape(tensor: Tensor, shape: Sequence[Any], sizes: TfliteSizes) -> Any:
     unknown = [index for index, size in enumerate(shape) if not is_static(size)]
     static = [int(size) if is_static(size) else None for size in shape]
     if list(tensor.shape) == static and len(unknown) < 2:
@@ -92,7 +92,7 @@ def full(tensor: Any, shape: Sequence[Any], sizes: TfliteSizes) -> Any:
     return result
 
 
-def in_order(tensor: Any, axes: Sequence[int], shape: Sequence[Any]) -> Any:
+def in_order(tensor: Tensor, axes: Sequence[int], shape: Sequence[Any]) -> Any:
     """A result with these axes of the program, in the program's order and shape."""
     tensor.set_shape(shape[axis] for axis in axes)
     return moves.transpose(tensor, [axes.index(axis) for axis in range(len(axes))])
@@ -115,11 +115,11 @@ def broadcast(function: Callable[..., Any], *tensors: Any) -> Any:
     return _shaped(result, [_size(t, axis) for axis, t in enumerate(widest)])
 
 
-def _thin(tensor: Any) -> tuple[bool, ...]:
+def _thin(tensor: Tensor) -> tuple[bool, ...]:
     return tuple(size == 1 for size in tensor.shape)
 
 
-def _join(tensor: Any, groups: Sequence[Sequence[int]]) -> Any:
+def _join(tensor: Tensor, groups: Sequence[Sequence[int]]) -> Any:
     whole, sizes = None, []
     for group in groups:
         found = [tensor.shape[axis] for axis in group]
@@ -131,12 +131,12 @@ def _join(tensor: Any, groups: Sequence[Sequence[int]]) -> Any:
     return _shaped(tensor, sizes)
 
 
-def _size(tensor: Any, axis: int) -> Any:
+def _size(tensor: Tensor, axis: int) -> Any:
     known = tensor.shape[axis]
     return moves.shape(tensor)[axis] if known is None else known
 
 
-def _shaped(tensor: object, sizes: Sequence[Any]) -> Any:
+def _shaped(tensor: Tensor, sizes: Sequence[Any]) -> Any:
     static = [int(size) if is_static(size) else None for size in sizes]
     unknown = static.count(None)
     if not unknown or (unknown == 1 and 0 not in static):
@@ -147,7 +147,7 @@ def _shaped(tensor: object, sizes: Sequence[Any]) -> Any:
 
 
 def joined(
-    tensor: Any, touched: Sequence[int], most: int, function: Callable[[Any, list[int]], Any]
+    tensor: Tensor, touched: Sequence[int], most: int, function: Callable[[Any, list[int]], Any]
 ) -> Any:
     """A function of a tensor and some of its axes, for kernels with a largest rank.
 
@@ -256,7 +256,7 @@ class Operation:
         """The dtype of the first operand."""
         return kind(self.operands[0])
 
-    def reshape(self, tensor: object, shape: Sequence[Any]) -> Any:
+    def reshape(self, tensor: Tensor, shape: Sequence[Any]) -> Any:
         return reshape(tensor, shape, self.sizes)
 
     def full(self, tensor: object, shape: Sequence[Any]) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -143,7 +144,7 @@ def threefry2x32(first: Array, second: Array, one: Array, two: Array) -> tuple[A
 
 
 @decomposes("iota_2x32_shape")
-def iota_2x32_shape(*, shape: Any, **_: object) -> tuple[Any, Any]:
+def iota_2x32_shape(*, shape: Sequence[Any], **_: object) -> tuple[Any, Any]:
     """The index of each element in two words; the upper one is 0 below 2**32."""
     low = lax.iota(jnp.uint32, math.prod(shape)).reshape(shape)
     return jnp.zeros_like(low), low

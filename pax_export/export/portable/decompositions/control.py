@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 
 from pax_export._foundations.jaxpr import bind_equation, branch_for_cpu, interpret
-from pax_export._foundations.types import Array
+from pax_export._foundations.types import Array, Equation
 from pax_export.export.portable.decompositions.registry import NotDecomposedError, decomposes
 from pax_export.export.portable.kept import call
 
@@ -64,7 +64,7 @@ def select_n(which: Array, *cases: Array) -> Any:
     return chosen
 
 
-def is_of_two(equation: Any) -> bool:
+def is_of_two(equation: Equation) -> bool:
     """Whether a `cond` has two branches, as targets have it."""
     return len(equation.params["branches"]) == 2
 
@@ -83,7 +83,7 @@ def branch(which: Array, *operands: Array, branches: Sequence[Any], **_: object)
     return lax.cond(which <= 0, run, others, *operands) if rest else run(*operands)
 
 
-def is_of_one(equation: Any) -> bool:
+def is_of_one(equation: Equation) -> bool:
     """Returns whether a `while` is a single loop, unlike those of `jax.vmap`."""
     program = equation.params["cond_jaxpr"]
     return not getattr(program, "jaxpr", program).outvars[0].aval.shape

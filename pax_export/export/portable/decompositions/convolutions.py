@@ -10,13 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from pax_export._foundations.types import Array
+from pax_export._foundations.types import Array, Equation
 from pax_export.export.portable.decompositions.registry import NotDecomposedError, decomposes
 from pax_export.export.portable.program import is_static
 from pax_export.export.portable.sizes import is_number, same_size
 
 
-def is_plain_pad(equation: Any) -> bool:
+def is_plain_pad(equation: Equation) -> bool:
     """Whether elements are only added at the ends; how many may be symbolic."""
     config = equation.params["padding_config"]
     return all(inner == 0 and not _is_negative(low, high) for low, high, inner in config)

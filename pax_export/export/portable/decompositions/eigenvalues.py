@@ -13,6 +13,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
+from pax_export._foundations.types import Array
 from pax_export.export.portable.decompositions.linear_algebra import require_static, transposed
 from pax_export.export.portable.decompositions.registry import NotDecomposedError, decomposes
 
@@ -21,7 +22,7 @@ _SWEEPS = 12
 
 
 @decomposes("eigh", any_dtype=True)
-def eigh(a: Any, *, lower: bool = True, subset_by_index: Any = None, **_: Any) -> tuple[Any, Any]:
+def eigh(a: Array, *, lower: bool = True, subset_by_index: Any = None, **_: Any) -> tuple[Any, Any]:
     """The vectors, and the values in ascending order."""
     require_static(a)
     if subset_by_index not in (None, (0, a.shape[-1])):
@@ -36,7 +37,7 @@ def eigh(a: Any, *, lower: bool = True, subset_by_index: Any = None, **_: Any) -
 
 @decomposes("svd", any_dtype=True)
 def svd(
-    a: Any, *, full_matrices: bool, compute_uv: bool, subset_by_index: Any = None, **_: Any
+    a: Array, *, full_matrices: bool, compute_uv: bool, subset_by_index: Any = None, **_: Any
 ) -> tuple[Any, ...]:
     """The values in descending order; with vectors, those on the left and on the right too."""
     require_static(a)
@@ -44,7 +45,7 @@ def svd(
     if subset_by_index not in (None, (0, min(height, width))):
         raise NotDecomposedError("of some singular values only")
 
-    def decompose(a: Any) -> tuple[Any, ...]:
+    def decompose(a: Array) -> tuple[Any, ...]:
         found = _svd(a if height >= width else _adjoint(a), full_matrices, compute_uv)
         if not compute_uv:
             return (found[0],)
@@ -54,11 +55,13 @@ def svd(
     return _nan_unless_finite(decompose, a)
 
 
-def _adjoint(a: Any) -> Any:
+def _adjoint(a: Array) -> Any:
     return transposed(jnp.conj(a) if jnp.iscomplexobj(a) else a)
 
 
-def _nan_unless_finite(decompose: Callable[[Any], tuple[Any, ...]], matrix: Any) -> tuple[Any, ...]:
+def _nan_unless_finite(
+    decompose: Callable[[Any], tuple[Any, ...]], matrix: Array
+) -> tuple[Any, ...]:
     """Decomposes; all NaN for a matrix with NaN or infinity, as LAPACK's results are.
 
     Rotations would leave numbers among the NaN that look like any others.
@@ -75,7 +78,7 @@ def _nan_unless_finite(decompose: Callable[[Any], tuple[Any, ...]], matrix: Any)
     )
 
 
-def _factor(matrix: Any) -> Any:
+def _factor(matrix: Array) -> Any:
     """Returns a power of two that keeps squares of the matrix finite and nonzero."""
     largest = jnp.abs(matrix).max((-2, -1), initial=0.0)[..., None]
     top = jnp.finfo(largest.dtype).maxexp
@@ -87,7 +90,7 @@ def _factor(matrix: Any) -> Any:
 # --- rotations ----------------------------------------------------------------------
 
 
-def _halves(x: Any, axis: int) -> tuple[Any, Any]:
+def _halves(x: Array, axis: int) -> tuple[Any, Any]:
     middle = x.shape[axis] // 2
     return lax.slice_in_dim(x, 0, middle, axis=axis), lax.slice_in_dim(x, middle, None, axis=axis)
 
@@ -95,7 +98,7 @@ def _halves(x: Any, axis: int) -> tuple[Any, Any]:
 def _rotate_pairs(one: Any, other: Any, axis: int) -> Any:
     """Joins two halves, with all but the first element rotated by one position."""
 
-    def part(x: Any, start: int | None, stop: int | None) -> Any:
+    def part(x: Array, start: int | None, stop: int | None) -> Any:
         return lax.slice_in_dim(x, start or 0, stop, axis=axis)
 
     if one.shape[axis] == 1:
@@ -120,7 +123,7 @@ def _turn(pp: Any, qq: Any, pq: Any) -> tuple[Any, Any]:
     return cosine, tangent * cosine * (pq / jnp.where(none, 1, size))
 
 
-def _columns_turned(x: Any, cosine: Any, sine: Any) -> Any:
+def _columns_turned(x: Array, cosine: Any, sine: Any) -> Any:
     """The product of a matrix and the rotations."""
     one, other = _halves(x, x.ndim - 1)
     cosine, sine = cosine[..., None, :], sine[..., None, :]
@@ -142,7 +145,7 @@ def _rotated(state: Any, turn: Callable[[Any], tuple[Any, Any]], change: Callabl
     return lax.scan(step, state, None, length=_SWEEPS * (count - 1))[0]
 
 
-def _evened(a: Any, axes: int) -> Any:
+def _evened(a: Array, axes: int) -> Any:
     """Appends a zero column (and row) to an odd number of columns."""
     if a.shape[-1] % 2 == 0 or a.shape[-1] == 1:
         return a
@@ -150,13 +153,13 @@ def _evened(a: Any, axes: int) -> Any:
     return lax.pad(a, jnp.zeros((), a.dtype), edges)
 
 
-def _vectors(a: Any) -> Any:
+def _vectors(a: Array) -> Any:
     """Returns identity matrices for the columns of a matrix."""
     count = a.shape[-1]
     return jnp.broadcast_to(jnp.eye(count, dtype=a.dtype), (*a.shape[:-2], count, count))
 
 
-def _unit_columns(a: Any) -> Any:
+def _unit_columns(a: Array) -> Any:
     return a / jnp.sqrt(_squares(a))[..., None, :]
 
 
@@ -165,11 +168,11 @@ def _squares(a: Any) -> Any:
     return (a.real * a.real + a.imag * a.imag if jnp.iscomplexobj(a) else a * a).sum(-2)
 
 
-def _eigh(a: Any) -> tuple[Any, Any]:
+def _eigh(a: Array) -> tuple[Any, Any]:
     count = a.shape[-1]
     whole = _evened(a, 2)
 
-    def diagonal(x: Any) -> Any:
+    def diagonal(x: Array) -> Any:
         return (x * jnp.eye(x.shape[-1], dtype=x.dtype)).sum(-1)
 
     def turn(state: Any) -> tuple[Any, Any]:
@@ -191,7 +194,7 @@ def _eigh(a: Any) -> tuple[Any, Any]:
     return _columns(vectors, order), jnp.take_along_axis(values, order, axis=-1, mode="clip")
 
 
-def _svd(a: Any, full: bool, with_vectors: bool) -> tuple[Any, ...]:
+def _svd(a: Array, full: bool, with_vectors: bool) -> tuple[Any, ...]:
     """Rotates columns until they are orthogonal; their lengths are the values."""
     count = a.shape[-1]
     wide = _evened(a, 1)
@@ -223,5 +226,5 @@ def _svd(a: Any, full: bool, with_vectors: bool) -> tuple[Any, ...]:
     return values, left * sign[..., None, :], vectors
 
 
-def _columns(matrix: Any, order: Any) -> Any:
+def _columns(matrix: Array, order: Any) -> Any:
     return jnp.take_along_axis(matrix, order[..., None, :], axis=-1, mode="clip")

@@ -12,7 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from pax_export._foundations.types import Array
+from pax_export._foundations.types import Array, Equation
 from pax_export.export.portable.decompositions.registry import NotDecomposedError, decomposes
 
 
@@ -143,7 +143,7 @@ def _is_negative(x: Array) -> Any:
     return (x < 0) | (1 / x < 0)
 
 
-def to_even(equation: Any) -> bool:
+def to_even(equation: Equation) -> bool:
     """Whether halves are rounded to the nearest even number, as targets round."""
     return int(equation.params["rounding_method"]) == 1
 

@@ -136,7 +136,7 @@ def _exchanged(a: Array, j: Any, pivot: Any, numbers: Any) -> Any:
 
 
 @decomposes("lu_pivots_to_permutation")
-def lu_pivots_to_permutation(pivots: Any, *, permutation_size: Any) -> Any:
+def lu_pivots_to_permutation(pivots: Array, *, permutation_size: Any) -> Any:
     """As jax indexes: negative pivots count from the end, and one beyond takes the last number."""
     numbers = jnp.arange(permutation_size, dtype=jnp.int32)
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pax_export._foundations.jaxpr import bind_equation, interpret
-from pax_export._foundations.types import Array, DTypeLike, TracedProgram
+from pax_export._foundations.types import Array, DTypeLike, Jaxpr, TracedProgram
 from pax_export.export.portable.decompositions.convolutions import is_padded_as_same
 from pax_export.export.portable.decompositions.registry import NotDecomposedError, decomposes
 from pax_export.export.portable.program import is_static
@@ -24,7 +24,7 @@ _PAIRED = 4096
 
 def _by_halves(name: str, combine: Callable[[Any, Any], Any], neutral: int) -> Callable[..., Any]:
     @decomposes(name, any_dtype=True)
-    def reduce(x: Any, *, axes: Sequence[int], **_: Any) -> Any:
+    def reduce(x: Array, *, axes: Sequence[int], **_: Any) -> Any:
         """By halves, so that a gradient is as exact as a product; a loop for an unknown size."""
         for axis in sorted(axes, reverse=True):
             rows = jnp.moveaxis(x, axis, 0)
@@ -51,7 +51,7 @@ _by_halves("reduce_xor", lax.bitwise_xor, 0)
 
 
 @decomposes("reduce", any_dtype=True)
-def reduce(*operands: Any, jaxpr: Any, dimensions: Sequence[int], **_: Any) -> Arrays:
+def reduce(*operands: Any, jaxpr: Jaxpr, dimensions: Sequence[int], **_: Any) -> Arrays:
     """Reduces by any function of two arrays."""
     values, starts = operands[: len(operands) // 2], operands[len(operands) // 2 :]
     function = of_arrays(jaxpr, values[0].ndim - len(dimensions))
@@ -65,7 +65,7 @@ def reduce(*operands: Any, jaxpr: Any, dimensions: Sequence[int], **_: Any) -> A
     return function(begun, _paired(rows, of_arrays(jaxpr, len(shape) + 1)))
 
 
-def of_arrays(jaxpr: Any, rank: int, consts: Sequence[Any] = ()) -> Callable[..., Arrays]:
+def of_arrays(jaxpr: Jaxpr, rank: int, consts: Sequence[Any] = ()) -> Callable[..., Arrays]:
     """A function of two tuples of numbers, given as a program, as one of arrays of a rank."""
 
     def combine(one: Arrays, other: Arrays) -> Arrays:
@@ -188,7 +188,7 @@ def _every(arrays: Arrays, axis: int, start: int, stop: object, step: int) -> Ar
 
 
 def _pool(combine: Callable[[Any, Any], Any], neutral: Callable[[Any], Any]) -> Callable:
-    def pool(x: Any, **window: Any) -> Any:
+    def pool(x: Array, **window: Any) -> Any:
         def both(one: Arrays, other: Arrays) -> Arrays:
             return (combine(one[0], other[0]),)
 
@@ -288,7 +288,7 @@ _DOUBLED = 4096
 
 
 def _accumulated(combine: Callable[[Any, Any], Any], neutral: Callable[[Any], Any]) -> Callable:
-    def accumulate(x: Any, *, axis: int, reverse: bool) -> Any:
+    def accumulate(x: Array, *, axis: int, reverse: bool) -> Any:
         size = x.shape[axis]
         if not isinstance(size, int) or size > _DOUBLED:
             return by_loop(x, axis, reverse, combine, neutral(x.dtype))
@@ -303,7 +303,7 @@ def _accumulated(combine: Callable[[Any, Any], Any], neutral: Callable[[Any], An
     return accumulate
 
 
-def by_loop(x: Any, axis: int, reverse: bool, combine: Callable, neutral: Any) -> Any:
+def by_loop(x: Array, axis: int, reverse: bool, combine: Callable, neutral: Any) -> Any:
     """Accumulates the elements one by one."""
     rows = jnp.moveaxis(x, axis, 0)
 
@@ -315,7 +315,7 @@ def by_loop(x: Any, axis: int, reverse: bool, combine: Callable, neutral: Any) -
     return jnp.moveaxis(lax.scan(step, start, rows, reverse=reverse)[1], 0, axis)
 
 
-def _log_sum(x: Any, y: Any) -> Any:
+def _log_sum(x: Array, y: Array) -> Any:
     # Infinities of the same sign have no difference.
     apart = jnp.where(x == y, 0, -jnp.abs(x - y))
     return lax.max(x, y) + jnp.log(jnp.exp(apart) + 1)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
+from pax_export._foundations.types import DTypeLike
 from pax_export.export.formats.onnx.graph import GraphBuilder, rule
 from pax_export.export.formats.onnx.rules.convolutions import product
 from pax_export.export.formats.onnx.values import Value, carrier
@@ -192,7 +193,7 @@ class QuantizedWeight:
 
     @staticmethod
     def stored(
-        builder: GraphBuilder, operands: Sequence[Value], form: Form, dtype: Any
+        builder: GraphBuilder, operands: Sequence[Value], form: Form, dtype: DTypeLike
     ) -> QuantizedWeight | None:
         """The weight, if it is stored and ONNX has its form."""
         names = [builder.stored.get(each.name, each.name) for each in operands]

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pax_export._foundations.types import DTypeLike
 from pax_export._foundations.wire import TENSORFLOW_DTYPES
 from pax_export.export.artifact.dtypes import name_of
 from pax_export.export.formats.saved_model.proto import schemas
@@ -41,7 +42,7 @@ class Spec(NamedTuple):
         return cls(dtype_number(struct.dtype), shape(sizes))
 
     @classmethod
-    def unknown(cls, dtype: Any) -> Spec:
+    def unknown(cls, dtype: DTypeLike) -> Spec:
         """Returns the spec of a tensor of any shape."""
         return cls(dtype_number(dtype), ANY)
 
@@ -50,7 +51,7 @@ class Spec(NamedTuple):
 VARIANT = np.dtype("V1")
 
 
-def dtype_number(dtype: Any) -> Dtype:
+def dtype_number(dtype: DTypeLike) -> Dtype:
     if dtype == VARIANT:
         return Dtype(schemas.VARIANT)
     return Dtype(_NUMBERS[name_of(dtype)])

@@ -153,7 +153,7 @@ class _Fusion:
         self._graph.operators[:] = kept
         self._graph.outputs = [self._replacement_of(each) for each in self._graph.outputs]
 
-    def _replacement_of(self, tensor: object) -> Any:
+    def _replacement_of(self, tensor: Tensor) -> Any:
         return self._instead.get(id(tensor), tensor)
 
     def _fuse_operator(self, operator: Operator) -> Tensor | None:

@@ -38,7 +38,7 @@ class Shape(tuple):
 
 
 def _dunder(name: str, turned: bool = False) -> Callable[..., Any]:
-    def operate(x: Tensor, y: object) -> Any:
+    def operate(x: Tensor, y: Tensor) -> Any:
         return ARITHMETIC[name](y, x) if turned else ARITHMETIC[name](x, y)
 
     return operate
@@ -71,7 +71,9 @@ class Tensor:
         "shape", "sources", "twin", "value", "zero",
     )  # fmt: skip
 
-    def __init__(self, shape: Sequence[Any], dtype: Any, graph: Graph | None, value: Any = None):
+    def __init__(
+        self, shape: Sequence[Any], dtype: DTypeLike, graph: Graph | None, value: Any = None
+    ):
         self.shape = Shape(shape)
         self.dtype = np.dtype(dtype)
         self.graph = graph

@@ -373,7 +373,7 @@ def _as_halves(graph: Graph) -> None:
     made: dict[int, Tensor] = {}
     before: list[Operator] = []
 
-    def small(tensor: Any) -> Any:
+    def small(tensor: Tensor) -> Any:
         if tensor is None or tensor.value is None or tensor.dtype != np.float32:
             return tensor
         if tensor.value.size < 2:

@@ -56,7 +56,7 @@ def _known_sizes(dims: Tensor) -> list[Any]:
     return [None] * rank
 
 
-def shape(x: object) -> Tensor:
+def shape(x: Tensor) -> Tensor:
     x = tensor(x)
     if x.shape.known:
         return constant(np.array(x.shape, np.int32))
@@ -119,7 +119,7 @@ def squeeze(x: Tensor, axis: int) -> Tensor:
     return getitem(x, tuple(index))
 
 
-def expand_dims(x: object, axis: int) -> Tensor:
+def expand_dims(x: Tensor, axis: int) -> Tensor:
     x = tensor(x)
     sizes = list(x.shape)
     axis = axis if axis >= 0 else len(sizes) + 1 + axis
@@ -130,7 +130,7 @@ def expand_dims(x: object, axis: int) -> Tensor:
     return one("EXPAND_DIMS", [x, constant(axis, int32)], [(sizes, x.dtype)], fold)
 
 
-def transpose(x: Any, permutation: Sequence[int]) -> Tensor:
+def transpose(x: Tensor, permutation: Sequence[int]) -> Tensor:
     x = tensor(x)
     permutation = [int(each) for each in permutation]
     if x.made_by == "TRANSPOSE" and x.graph is current():
@@ -145,7 +145,7 @@ def transpose(x: Any, permutation: Sequence[int]) -> Tensor:
     return one("TRANSPOSE", [x, order], [(sizes, x.dtype)], lambda v, p: np.transpose(v, p))
 
 
-def broadcast_to(x: object, sizes: object) -> Tensor:
+def broadcast_to(x: Tensor, sizes: object) -> Tensor:
     x, target = tensor(x), tensor(sizes, int32)
     found = _known_sizes(target)
     if list(x.shape) == found and None not in found:
@@ -258,7 +258,7 @@ def _length(each: slice, size: int) -> Any:
     return len(builtins.range(*_numbers(each).indices(size)))
 
 
-def gather(x: object, places: object, axis: int = 0, batch_dims: int = 0) -> Tensor:
+def gather(x: Tensor, places: object, axis: int = 0, batch_dims: int = 0) -> Tensor:
     x, places = tensor(x), tensor(places, int32)
     axis %= max(len(x.shape), 1)
     sizes = [*x.shape[:axis], *places.shape[batch_dims:], *x.shape[axis + 1 :]]
@@ -293,7 +293,7 @@ def dynamic_update_slice(x: Tensor, update: Tensor, starts: object) -> Tensor:
     return one("DYNAMIC_UPDATE_SLICE", [x, update, starts], [(x.shape, x.dtype)])
 
 
-def identity(x: object) -> Tensor:
+def identity(x: Tensor) -> Tensor:
     """A tensor of its own with the same elements."""
     x = tensor(x)
     if x.shape.known:

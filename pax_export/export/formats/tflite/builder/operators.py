@@ -65,14 +65,14 @@ def _elementwise(
 def _binary(
     name: str, fold: Callable, dtype: DTypeLike | None = None
 ) -> Callable[[Any, Any], Tensor]:
-    def operate(x: object, y: object) -> Tensor:
+    def operate(x: Tensor, y: Tensor) -> Tensor:
         return _elementwise(name, fold, alike(x, y), dtype)
 
     return operate
 
 
 def _unary(name: str, fold: Callable) -> Callable[[Any], Tensor]:
-    def operate(x: object) -> Tensor:
+    def operate(x: Tensor) -> Tensor:
         return _elementwise(name, fold, [tensor(x)])
 
     return operate
@@ -128,18 +128,18 @@ def relu6_of_relu(x: Tensor) -> Tensor | None:
     return relu6(x.operator.inputs[0])
 
 
-def abs(x: Any) -> Tensor:
+def abs(x: Tensor) -> Tensor:
     x = tensor(x)
     if x.dtype == int64:
         return where(less(x, 0), x * -1, x)
     return _abs(x)
 
 
-def is_finite(x: object) -> Tensor:
+def is_finite(x: Tensor) -> Tensor:
     return less(abs(x), np.inf)
 
 
-def where(condition: Any, x: Any, y: Any) -> Tensor:
+def where(condition: Any, x: Tensor, y: Tensor) -> Tensor:
     x, y = alike(x, y)
     condition = tensor(condition, bool_)
     if condition.value is not None and condition.value.size:
@@ -158,7 +158,7 @@ def cast(x: object, dtype: DTypeLike) -> Tensor:
     return one("CAST", [x], [(x.shape, dtype)], lambda v: v.astype(dtype), **types)
 
 
-def bitcast(x: object, dtype: DTypeLike) -> Tensor:
+def bitcast(x: Tensor, dtype: DTypeLike) -> Tensor:
     x = tensor(x)
     return one("BITCAST", [x], [(x.shape, dtype)], lambda v: v.view(np.dtype(dtype)))
 
@@ -178,7 +178,7 @@ hard_swish = _alone("HARD_SWISH")
 
 
 def _reduction(name: str, fold: Callable) -> Callable[..., Tensor]:
-    def operate(x: object, axis: Any = None, keepdims: bool = False) -> Tensor:
+    def operate(x: Tensor, axis: Any = None, keepdims: bool = False) -> Tensor:
         x = tensor(x)
         rank = len(x.shape)
         axes = list(builtins.range(rank)) if axis is None else np.atleast_1d(axis).tolist()

@@ -33,7 +33,7 @@ def is_float(op: Operation) -> bool:
     return op.dtype in _FLOATS
 
 
-def like(x: Any, value: float) -> Any:
+def like(x: Tensor, value: float) -> Any:
     return lite.constant(value, x.dtype)
 
 
@@ -156,7 +156,7 @@ def power(op: Operation, x: Tensor, y: Tensor) -> Any:
     return broadcast(lite.pow, x, lite.cast(y, x.dtype))
 
 
-def _chosen(op: Operation, before: Any, x: Any, y: Any) -> Any:
+def _chosen(op: Operation, before: Any, x: Tensor, y: Tensor) -> Any:
     if not is_float(op):
         return broadcast(lite.maximum if before is lite.less else lite.minimum, x, y)
     # Whether TFLite propagates NaN depends on the operand.

@@ -89,7 +89,7 @@ for _name, *_functions in (
     rule(_name, thin=True)(_logical(*_functions))
 
 
-def _shifted(x: Any, bits: Any) -> Any:
+def _shifted(x: Tensor, bits: Any) -> Any:
     bits = like(x, bits) if is_static(bits) else bits
     return broadcast(lite.right_shift, x, bits)
 

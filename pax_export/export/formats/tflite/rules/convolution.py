@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from pax_export._foundations.types import PyTree
+from pax_export._foundations.types import Equation
 from pax_export.export.formats.tflite.builder import layers, moves
 from pax_export.export.formats.tflite.builder import operators as lite
 from pax_export.export.formats.tflite.builder.graph import Tensor
@@ -26,7 +26,7 @@ from pax_export.export.portable.decompositions.convolutions import is_plain_conv
 from pax_export.export.portable.decompositions.reductions import is_plain_window
 
 
-def _is_convolution(equation: Any) -> bool:
+def _is_convolution(equation: Equation) -> bool:
     dilation = equation.params["rhs_dilation"]
     if is_plain_convolution(equation):
         return len(dilation) < 3 or all(each == 1 for each in dilation)
@@ -79,7 +79,7 @@ def _is_transposed(equation: Any) -> bool:
 
 
 def _convolve_transposed(
-    op: Operation, x: Any, kernel: Any, shape: Any, window: Any, spread: Sequence[int]
+    op: Operation, x: Tensor, kernel: Any, shape: Any, window: Any, spread: Sequence[int]
 ) -> Any:
     turned = moves.reverse(moves.reverse(kernel, [0]), [1])
     rest = list(zip(op.params["padding"], spread, window))
@@ -149,7 +149,7 @@ def is_pool(equation: Any) -> bool:
     return rank in (3, 4) and is_plain_window(equation) and len(_axes(equation.params)) == rank - 2
 
 
-def _axes(params: PyTree) -> list[int]:
+def _axes(params: Mapping[str, Any]) -> list[int]:
     given = zip(params["window_dimensions"], params["window_strides"], params["padding"])
     return [axis for axis, each in enumerate(given) if each != (1, 1, (0, 0))]
 

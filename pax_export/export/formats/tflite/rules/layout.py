@@ -80,7 +80,7 @@ def split(op: Operation, x: Tensor) -> list[Any]:
 def cut(x: Tensor, axis: int, start: Any, end: object, step: int) -> Any:
     """Slices along one axis; the others are whole."""
 
-    def part(tensor: Any, places: list[int]) -> Any:
+    def part(tensor: Tensor, places: list[int]) -> Any:
         index: list[Any] = [slice(None)] * tensor.shape.rank
         index[places[0]] = slice(start, end, step)
         return tensor[tuple(index)]
@@ -109,7 +109,7 @@ def reverse(op: Operation, x: Tensor) -> Any:
 
 
 @rule("pad", when=is_plain_pad)
-def pad(op: Operation, x: Any, value: Any) -> Any:
+def pad(op: Operation, x: Tensor, value: Any) -> Any:
     return padded(op, x, value, [ends for *ends, _ in op.params["padding_config"]])
 
 
@@ -128,7 +128,7 @@ def _padded_axis(
         x, value = lite.cast(x, lite.int32), lite.cast(value, lite.int32)
     value = moves.reshape(value, [])
 
-    def pad(tensor: Any, places: list[int]) -> Any:
+    def pad(tensor: Tensor, places: list[int]) -> Any:
         widths: list[Any] = [[0, 0] for _ in range(tensor.shape.rank)]
         widths[places[0]] = [op.sizes.of(low), op.sizes.of(high)]
         if all(is_static(each) for pair in widths for each in pair):
@@ -157,7 +157,7 @@ def iota(op: Operation, *sizes: object) -> Any:
 
 
 @rule("window")
-def window(op: Operation, x: Any, *starts: Tensor, sizes: Sequence[Any]) -> Any:
+def window(op: Operation, x: Tensor, *starts: Tensor, sizes: Sequence[Any]) -> Any:
     for axis, (start, size) in enumerate(zip(starts, sizes)):
         if str(size) == str(op.operands[0].shape[axis]):
             continue

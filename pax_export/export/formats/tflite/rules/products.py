@@ -71,7 +71,7 @@ def _carried(op: Operation, place: int, x: Tensor, kind: str) -> Any:
 class _Side:
     """One operand of a product, as rows or columns of the contracted axis."""
 
-    def __init__(self, op: Operation, place: int, x: Any, batch: Any, summed: Any):
+    def __init__(self, op: Operation, place: int, x: Tensor, batch: Any, summed: Any):
         shape = op.operands[place].shape
         free = [axis for axis in range(len(shape)) if axis not in (*batch, *summed)]
         self.batch = [shape[axis] for axis in batch]
