@@ -52,12 +52,12 @@ UNPROMISED = {
     },
     "export/formats/stablehlo/library_calls.py": {
         "jax.extend.mlir.dialects.stablehlo",
-        "jax.extend.mlir.ir",
+        "jax.extend.mlir.ir", "jax.extend.mlir.ir.Operation",
         "jax.interpreters.mlir",
     },
     "export/lowering/lower.py": {
         "jax.extend.mlir.dialects.stablehlo",
-        "jax.extend.mlir.ir",
+        "jax.extend.mlir.ir", "jax.extend.mlir.ir.Operation",
         "jax.extend.mlir.passmanager",
         "jax.interpreters.mlir",
     },
@@ -66,8 +66,14 @@ UNPROMISED = {
         "jax.extend.core.primitives.random_gamma_p",
     },
     "export/portable/real_numbers.py": {"jax.extend.random.threefry_prng_impl"},
-    "export/lowering/rewrites.py": {"jax.extend.mlir.dialects.stablehlo", "jax.extend.mlir.ir"},
-    "export/lowering/shardings.py": {"jax.extend.mlir.dialects.stablehlo", "jax.extend.mlir.ir"},
+    "export/lowering/rewrites.py": {
+        "jax.extend.mlir.dialects.stablehlo", "jax.extend.mlir.ir",
+        "jax.extend.mlir.ir.Operation",
+    },
+    "export/lowering/shardings.py": {
+        "jax.extend.mlir.dialects.stablehlo", "jax.extend.mlir.ir",
+        "jax.extend.mlir.ir.Operation",
+    },
     "sharding/_shard.py": {"jax.experimental.multihost_utils"},
 }  # fmt: skip
 #: Attributes with an underscore that are no other package's: of namedtuples, and of `os`.
