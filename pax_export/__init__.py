@@ -11,6 +11,7 @@ import importlib
 import pkgutil
 import re
 import sys
+import threading
 from typing import TYPE_CHECKING, Any
 
 from pax_export._foundations.optional import is_installed, require
@@ -107,6 +108,9 @@ _NAMES["nn"] = " ".join(
     re.findall(r'"(\w+)"', (pkgutil.get_data(__name__, "nn/__init__.py") or b"").decode())
 )
 _HOMES = {name: room for room, names in _NAMES.items() for name in names.split()}
+# Python gives up where one thread loads a room that waits for a part of another one, which a second
+# thread loads.
+_LOADING = threading.RLock()
 _WITHOUT_JAX = ("compat", "errors", "export")
 
 if not TYPE_CHECKING:  # they take the names above, and would believe in any name
@@ -122,9 +126,11 @@ if not TYPE_CHECKING:  # they take the names above, and would believe in any nam
             )
         if name not in _WITHOUT_JAX:
             require("jax", "all", f"{__name__}.{name}")
+        with _LOADING:
+            room = importlib.import_module(f"{__name__}.{_HOMES.get(name, name)}")
         if name in _ROOMS:
-            return importlib.import_module(f"{__name__}.{name}")  # becomes an attribute
-        value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+            return room  # an attribute from now on
+        value = getattr(room, name)
         globals()[name] = value  # so that this function is not asked again
         return value
 

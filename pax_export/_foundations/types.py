@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     Jaxpr: TypeAlias = core.Jaxpr
     Var: TypeAlias = core.Var
     Atom: TypeAlias = core.Var | core.Literal
+    ClosedJaxpr: TypeAlias = core.ClosedJaxpr
     TracedProgram: TypeAlias = core.Jaxpr | core.ClosedJaxpr  # one class since jax 0.12
 else:
     Array = ArrayLike = DTypeLike = PRNGKey = AnyMesh = Any
-    Equation = Jaxpr = Var = Atom = TracedProgram = Any
+    Equation = Jaxpr = ClosedJaxpr = Var = Atom = TracedProgram = Any

@@ -22,7 +22,7 @@ from jax.extend.core import jaxpr_as_fun
 
 from pax_export._foundations.errors import PaxError, ValidationError
 from pax_export._foundations.jaxpr import bind_equation, called_program, interpret
-from pax_export._foundations.types import Equation, PyTree, TracedProgram
+from pax_export._foundations.types import ClosedJaxpr, Equation, PyTree
 from pax_export.export.artifact.formats import Format
 from pax_export.export.lowering.lower import export_unchecked
 from pax_export.export.pipeline.export_run import scratch_place
@@ -141,7 +141,7 @@ class InlinedOperation:
 class _Operations:
     """The operations that the wanted results need; values are numbered, operands first."""
 
-    def __init__(self, program: TracedProgram, wanted: Collection[int]):
+    def __init__(self, program: ClosedJaxpr, wanted: Collection[int]):
         self._numbers = itertools.count()
         self._constants: dict[int, tuple[int, Any]] = {}  # id -> number, constant
         self._operands = [next(self._numbers) for _ in program.jaxpr.invars]

@@ -216,7 +216,7 @@ class ProgramRewriter:
             self._programs[id(program)] = program, self._rewritten(program)
         return self._programs[id(program)][1]
 
-    def _rewritten(self, program: TracedProgram) -> Any:
+    def _rewritten(self, program: Any) -> Any:  # jax's types lack `replace`
         jaxpr = getattr(program, "jaxpr", program)
         equations = [self._equation(each) for each in jaxpr.eqns]
         if all(new is old for new, old in zip(equations, jaxpr.eqns)):
@@ -261,7 +261,7 @@ class _PythonNumbers(ProgramRewriter):
 
 
 class _Discharged(ProgramRewriter):
-    def _rewritten(self, program: TracedProgram) -> Any:
+    def _rewritten(self, program: Any) -> Any:  # jax's types lack `replace`
         jaxpr = getattr(program, "jaxpr", program)
         made = any(each.primitive.name in _MAKES_REFERENCE for each in jaxpr.eqns)
         if made or getattr(jaxpr, "is_high", False):

@@ -17,7 +17,7 @@ import numpy as np
 
 from pax_export._foundations.jax import needed_part, scan_operands
 from pax_export._foundations.jaxpr import called_program, inner_programs, interpret
-from pax_export._foundations.types import Equation, Jaxpr, PyTree, TracedProgram
+from pax_export._foundations.types import ClosedJaxpr, Equation, Jaxpr, PyTree, TracedProgram
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.source_lines import Chain, source_text
 
@@ -36,7 +36,7 @@ class Dropped:
 
 
 def dropped_state(
-    program: TracedProgram, leaves: Sequence[str], assigned: Collection[int]
+    program: ClosedJaxpr, leaves: Sequence[str], assigned: Collection[int]
 ) -> Dropped:
     """State that a traced function drops; `assigned` leaves differ in each call."""
     flow = _Dependencies(program, len(leaves))
@@ -56,13 +56,13 @@ def dropped_state(
     return Dropped(keys, values)
 
 
-def made_of_inputs(program: TracedProgram, leaves: int) -> list[bool]:
+def made_of_inputs(program: ClosedJaxpr, leaves: int) -> list[bool]:
     """Returns the results of a program that depend on inputs (the operands after its leaves)."""
     flow = _Dependencies(program, leaves)
     return [bool(origins & flow.inputs) for origins in flow.results(program.jaxpr)]
 
 
-def passed_on(program: TracedProgram) -> list[int | None]:
+def passed_on(program: ClosedJaxpr) -> list[int | None]:
     """Returns for each result of a program the operand that it is, or None for a new value.
 
     Jitted functions of flax.nnx return all of the state that they are given.
@@ -110,7 +110,7 @@ def _leaf_name(leaves: Sequence[str], place: int, what: str) -> str:
 class _Dependencies:
     """The operands and constants on which each value of a program depends, as bits."""
 
-    def __init__(self, program: TracedProgram, leaves: int):
+    def __init__(self, program: ClosedJaxpr, leaves: int):
         self.avals: list[Any] = [each.aval for each in program.jaxpr.invars]
         count = len(self.avals)
         self.inputs = (1 << count) - (1 << leaves)
@@ -132,7 +132,7 @@ class _Dependencies:
             *given,
         ]
 
-    def averages(self, program: TracedProgram) -> list[tuple[int, Any, Chain]]:
+    def averages(self, program: ClosedJaxpr) -> list[tuple[int, Any, Chain]]:
         """Returns the moving averages of arrays: bit of the old values, type, operation."""
         found = []
 
@@ -280,7 +280,7 @@ def _sum_of(equation: Equation, operands: Sequence[_Sum]) -> _Sum:
     return _Sum()
 
 
-def _operands_of(program: TracedProgram) -> Sequence[Any]:
+def _operands_of(program: ClosedJaxpr) -> Sequence[Any]:
     return getattr(program, "jaxpr", program).invars
 
 

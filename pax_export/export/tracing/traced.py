@@ -24,7 +24,7 @@ from pax_export._foundations.jaxpr import (
     jaxpr_parameters,
     jaxpr_primitives,
 )
-from pax_export._foundations.types import PyTree, TracedProgram
+from pax_export._foundations.types import ClosedJaxpr, PyTree, TracedProgram
 from pax_export.export import symbolic_numpy
 from pax_export.export.portable.any_size import differentiable
 from pax_export.export.portable.program import discharged, with_python_numbers
@@ -64,7 +64,7 @@ class Traced:
         here = trace(self.function, structs, outlined=False)
         return jax.jit(here.with_constants)([*operands, *here.constants])
 
-    def with_program(self, program: TracedProgram) -> Traced:
+    def with_program(self, program: ClosedJaxpr) -> Traced:
         """The same results by another program, perhaps of other operands."""
         return replace(
             self,

@@ -65,7 +65,7 @@ def reduce(*operands: Any, jaxpr: Jaxpr, dimensions: Sequence[int], **_: Any) ->
     return function(begun, _paired(rows, of_arrays(jaxpr, len(shape) + 1)))
 
 
-def of_arrays(jaxpr: Jaxpr, rank: int, consts: Sequence[Any] = ()) -> Callable[..., Arrays]:
+def of_arrays(jaxpr: TracedProgram, rank: int, consts: Sequence[Any] = ()) -> Callable[..., Arrays]:
     """A function of two tuples of numbers, given as a program, as one of arrays of a rank."""
 
     def combine(one: Arrays, other: Arrays) -> Arrays:
