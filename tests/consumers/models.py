@@ -188,10 +188,11 @@ MODELS = {
     "quantized": (quantized, "batch, 5", {}),
     "stateful": (Average, "batch, 3", {"state": "update"}),
 }
-MODELS |= {
-    f"{name}_operations": (make, shape, options | {"operations": "tensorflow"})
+MODELS = {
+    name + suffix: (make, shape, options | {"operations": operations})
+    for suffix, operations in (("", "xla"), ("_operations", "tensorflow"))
     for name, (make, shape, options) in MODELS.items()
-    if name in artifacts.OPERATIONS
+    if not suffix or name in artifacts.OPERATIONS
 }
 
 

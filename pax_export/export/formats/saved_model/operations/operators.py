@@ -89,12 +89,10 @@ Tcomplex > output=Tcomplex | complex : FFT FFT2D FFT3D IFFT IFFT2D IFFT3D
 Treal int32 > output=Tcomplex | wide : RFFT RFFT2D RFFT3D
 Tcomplex int32 > output=Treal | complex : IRFFT IRFFT2D IRFFT3D
 T > output=T | wide complex : Cholesky
-T > sign=T log_abs_determinant=T | wide complex : LogMatrixDeterminant
 T > q=T r=T | wide complex : Qr
 T > s=T u=T v=T | wide complex : Svd
 T > e=T v=T | wide complex : SelfAdjointEigV2
 T T > output=T | wide complex : MatrixTriangularSolve
-T > lu=T p=int32 | wide complex : Lu
 T Tindex Tindex > band=T | any : MatrixBandPart
 T > diagonal=T | any : MatrixDiagPart
 T T > output=T | any : MatrixSetDiag

@@ -144,6 +144,9 @@ class OperationsGraph:
         graph = tf.compat.v1.GraphDef.FromString(schemas.GRAPH.encode(message))
         tensors = dict(zip(names, map(tf.identity, operands)))  # of this graph
         wanted = [f"call:{at}" for at in range(len(results))]
+        functions = tf.compat.v1.GraphDef(library=graph.library, versions=graph.versions)
+        with tf.init_scope():  # a call outside of a function finds them only here
+            tf.graph_util.import_graph_def(functions, name="")
         found = tf.graph_util.import_graph_def(graph, tensors, wanted, name="")
         for tensor, struct in zip(found, self.results):
             shape = dtypes.stored(struct).shape

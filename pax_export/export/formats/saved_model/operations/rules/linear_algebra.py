@@ -10,27 +10,20 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from pax_export.export.formats.saved_model.operations.graph import NodeBuilder, Output, rule
-from pax_export.export.formats.saved_model.operations.rules.control import branched
 from pax_export.export.portable import kept
-from pax_export.export.portable.decompositions.linear_algebra import lu as lu_by_loop
 
 _DTYPES = ("float32", "float64", "complex64", "complex128")
 
 
 def _has_kernel(equation: Any) -> bool:
-    x, (name, told) = equation.invars[0].aval, kept.operation(equation)
+    x, (_, told) = equation.invars[0].aval, kept.operation(equation)
     if x.dtype.name not in _DTYPES or told.get("pivoting"):
         return False
     whole = (0, min(x.shape[-2:])) if told.get("subset_by_index") else None
-    if told.get("subset_by_index") != whole:
-        return False
-    # Of complex matrices, kernels choose other pivots.
-    return name != "lu" or (x.dtype.kind == "f" and str(x.shape[-1]) == str(x.shape[-2]))
+    return told.get("subset_by_index") == whole
 
 
 def _kernel(name: str, arity: int = 1) -> Callable[[Callable], Callable]:
@@ -151,39 +144,6 @@ def triangular_solve(
 
 def _transposed(builder: NodeBuilder, x: Output) -> Output:
     return builder.transpose(x, [*range(x.rank - 2), x.rank - 1, x.rank - 2])
-
-
-@_kernel("lu")
-def lu(builder: NodeBuilder, x: Output, **_: object) -> list[Output]:
-    """By the kernel if it takes all matrices: those whose determinant has a logarithm."""
-    results = builder.results
-    _, size = builder("LogMatrixDeterminant", x)
-    works = builder("All", builder("IsFinite", size), list(range(x.rank - 2)))
-
-    def by_kernel() -> list[Output]:
-        factors, order = builder("Lu", x)
-        order = builder.shaped(order, results[2].shape)
-        return [factors, *builder.call(_pivots, [results[2]], [order]), order]
-
-    def by_loop() -> list[Output]:
-        return builder.call(lu_by_loop, [results[0]], [x])
-
-    return branched(builder, builder.cast(works, np.int32), [by_loop, by_kernel], results)
-
-
-def _pivots(order: Any) -> Any:
-    """The row that each row was exchanged with, one after the other, for an order of rows."""
-    numbers = jnp.arange(order.shape[-1], dtype=order.dtype)
-
-    def step(j: Any, state: Any) -> Any:
-        rows, pivots = state
-        here, wanted = (lax.dynamic_index_in_dim(x, j, x.ndim - 1) for x in (rows, order))
-        pivot = jnp.argmax(rows == wanted, -1, keepdims=True).astype(order.dtype)
-        rows = jnp.where(rows == wanted, here, jnp.where(numbers == j, wanted, rows))
-        return rows, jnp.where(numbers == j, pivot, pivots)
-
-    start = jnp.broadcast_to(numbers, order.shape)
-    return lax.fori_loop(0, order.shape[-1], step, (start, start))[1]
 
 
 #: Fourier transforms by the number of axes.
