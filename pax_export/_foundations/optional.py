@@ -42,6 +42,7 @@ PACKAGES = {
         "tokenizers>=0.21",
         "jinja2>=3.1.6",
         "scikit-learn>=1.5",
+        "babel>=2.16",
         "matplotlib>=3.9",
         "gguf>=0.17",
     ),

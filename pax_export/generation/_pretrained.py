@@ -42,7 +42,7 @@ def from_pretrained(
         ...         lm, tokenizer = pax.generation.from_pretrained(folder)
         ...     except pax.errors.TokenizerError as error:
         ...         print(error.what)
-        The folder has no tokenizer.json.
+        The tokenizer's file is missing.
     """
     where = local_path(path, revision)
     if not where.exists():

@@ -51,7 +51,7 @@ class GraphModule(Module):
         GraphModule
         ├── modules.0: Linear(in_dim=8, out_dim=8, with_bias=True)
         ├── modules.1: x => relu(x)
-        └── modules.3: add(x, modules.1)
+        └── modules.3: add(input 0, modules.1)
         >>> net(jnp.ones((5, 8))).shape
         (5, 8)
     """

@@ -126,7 +126,7 @@ def test_unsupported_files_are_refused(model, call, quick, planted, monkeypatch)
     code, _, error = call("certify", "damaged.onnx")
     assert code == 1 and "damaged.onnx" in error and "hash" in error
     with monkeypatch.context() as patch:
-        patch.setattr(certifying.ours.os, "access", lambda *_: False)
+        patch.setattr(certifying.own_exports.os, "access", lambda *_: False)
         code, _, error = call("certify", "m.onnx")
         assert code == 1 and "m.onnx" in error and "read only" in error
 

@@ -65,7 +65,7 @@ class RetargetReport:
         >>> import tempfile, pax_export as pax
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     _ = pax.export.to_saved_model(
-        ...         pax.Linear(3, 2), folder + "/old", pax.export.spec("batch, 3")
+        ...         pax.Linear(3, 2), folder + "/old", pax.export.spec("batch, 3"), operations="xla"
         ...     )
         ...     report = pax.export.retarget(folder + "/old", out=folder + "/new")
         >>> report.signatures
@@ -156,7 +156,7 @@ def retarget(
         >>> import tempfile, pax_export as pax
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     _ = pax.export.to_saved_model(
-        ...         pax.Linear(3, 2), folder + "/old", pax.export.spec("batch, 3")
+        ...         pax.Linear(3, 2), folder + "/old", pax.export.spec("batch, 3"), operations="xla"
         ...     )
         ...     report = pax.export.retarget(folder + "/old", out=folder + "/new")
         >>> report.modules, report.oldest_tensorflow

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from jax.extend.core import jaxpr_as_fun
 
-from pax_export._foundations.errors import InvalidArgumentError
+from pax_export._foundations.errors import ValidationError
 from pax_export._foundations.jaxpr import bind_equation, called_program, interpret
 from pax_export._foundations.types import Equation
 from pax_export.export.tracing.source_lines import source_text
@@ -27,7 +27,7 @@ def check_loops_end(
     All loops outside of other loops run with a largest number of iterations, which is doubled.
 
     Raises:
-        InvalidArgumentError: a loop took too long.
+        ValidationError: a loop took too long.
     """
     program = jax.make_jaxpr(function)(*operands)
     chains: list[tuple[Any, ...]] = []
@@ -57,7 +57,7 @@ def check_loops_end(
         if not left:
             return
         if (seconds := time.perf_counter() - begin) > _PATIENCE or most > _MOST_ITERATIONS:
-            raise InvalidArgumentError(
+            raise ValidationError(
                 "A loop of the model does not end for random inputs.",
                 where=source_text(left[0]) or key,
                 got=f"{most} iterations in {seconds:.0f} s",

@@ -104,7 +104,7 @@ def test_an_archive_of_an_export_is_none(tmp_path):
 
 
 def test_a_mended_model_is_written_again_and_nothing_else(tmp_path, project):
-    save(to_saved_model, tmp_path / "old")
+    save(to_saved_model, tmp_path / "old", operations="xla")
     new = tmp_path / "new"
     for _ in range(2):
         retarget(tmp_path / "old", out=new, overwrite=True, validate=False)

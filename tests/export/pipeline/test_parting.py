@@ -63,7 +63,10 @@ def wrong_tanh(monkeypatch):
 @pytest.mark.parametrize(
     ("write", "plant"),
     [
-        (partial(to_saved_model, platforms=("cpu",), vjp_order=0), another_in_stablehlo),
+        (
+            partial(to_saved_model, operations="xla", platforms=("cpu",), vjp_order=0),
+            another_in_stablehlo,
+        ),
         (to_onnx, twice_in_onnx),
         (to_tflite, twice_in_tflite),
     ],

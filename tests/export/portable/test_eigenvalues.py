@@ -95,6 +95,7 @@ def test_a_test_finds_eigenvalues_that_are_wrong(tmp_path, monkeypatch, change):
             ({}, lambda p, x: jnp.linalg.eigh(x, symmetrize_input=False)[0]),
             tmp_path / "m",
             spec("n, 4, 4"),
+            operations="xla",
         )
 
 
