@@ -64,7 +64,7 @@ def test_an_empty_batch_gives_empty_results(write, name, tmp_path):
 @each_writer
 def test_rests_of_empty_batches_are_refused(write, name, tmp_path):
     # A graph of TensorFlow's operations computes them.
-    options = {} if write is export.to_stablehlo else {"operations": "xla"}
+    options = {"operations": "xla"} if write is export.to_saved_model else {}
     write(Total(), tmp_path / name, spec("batch, 3"), **options)
     with refused(
         InvalidArgumentError, got="[0, 3], batch = 0 by x", write="[batch, 3], batch at least 1"
