@@ -84,6 +84,13 @@ def _check(job: Job) -> None:
             got=f"weights of {job.lm.embed.weight.dtype.name}",
             write="Decoder.from_pretrained(..., dtype=jnp.float32)",
         )
+    if not job.stop:
+        raise InvalidArgumentError(
+            "LiteRT-LM ends texts at a token, and neither the model nor its tokenizer has one.",
+            where=f"{job.where}: tokenizer",
+            got="no eos_token",
+            write='a folder with a tokenizer_config.json that has {"eos_token": "..."}',
+        )
 
 
 def _write(job: Job, place: Path) -> dict[str, Any]:

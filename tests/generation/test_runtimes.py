@@ -652,6 +652,11 @@ def test_the_file_for_litert_lm(tmp_path):
     assert content.startswith(b"LITERTLM") and b"tf_lite_prefill_decode" in content[:16384]
     with refused(pax.errors.InvalidArgumentError, ".litertlm"):
         export(lm, tmp_path / "one.bin", max_length=16, **options)
+    options["tokenizer"] = Tokenizer(ascii_tokenizer()._inner, {}, None)  # a bare tokenizer.json
+    endless = dataclasses.replace(lm.config, generation=pax.nets.GenerationDefaults())
+    with refused(pax.errors.InvalidArgumentError, "ends texts at a token", "no eos_token"):
+        lm = lm.set_attribute("config", endless)
+        export(lm, tmp_path / "base.litertlm", max_length=16, **options)
     begin = content.index(b"TFL3") - 4
     (tmp_path / "model.tflite").write_bytes(content[begin:])
     interpreter = pytest.importorskip("ai_edge_litert.interpreter").Interpreter(
