@@ -117,10 +117,6 @@ class FileStream(io.BufferedReader):
         super().__init__(_RawFile(file, begin, size), 1 << 16)
         self._file, self._begin = file, begin
 
-    def readline(self, size: int | None = -1, /) -> bytes:
-        """The bytes up to the end of a line, which pickletools asks for; at most a piece."""
-        return super().readline(1 << 16)
-
     def take(self, count: int) -> bytes:
         """Exactly as many bytes; a false length in the file allocates no memory."""
         self._file.require(self._begin + self.tell(), count)

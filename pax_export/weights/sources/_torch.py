@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import io
 import math
-from typing import Any
+import pickle
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import IO, Any, ClassVar, NoReturn
 
 import numpy as np
 
-from pax_export._foundations.errors import UnsupportedDtypeError
+from pax_export._foundations.errors import UnsupportedDtypeError, WeightsFileError
+from pax_export.weights._metadata import NUMPY_NAMES
 from pax_export.weights.sources._mapping import flatten_containers
-from pax_export.weights.sources._pickles import (
-    PickledArray,
-    PickleMachine,
-    Storage,
-    TorchTensor,
-    known_global,
-    storage_of_id,
-)
 from pax_export.weights.sources._source import (
     Entry,
     InputFile,
@@ -30,7 +26,8 @@ from pax_export.weights.sources._source import (
 KIND = "file of PyTorch"
 _LEGACY = bytes.fromhex("80028a0a6cfc9c46f9206aa850192e")
 _PICKLE = "data.pkl"
-_LARGEST_PICKLE = 1 << 28
+#: One byte of a pickle may make a container of 64: a hostile one takes 4 GiB, not more.
+_LARGEST_PICKLE = 1 << 26
 #: The largest size in bytes of an array with more elements than its storage (an expanded one).
 _MOST_EXPANDED = 1 << 26
 
@@ -81,11 +78,7 @@ def _make_source(
 
 
 def _load_pickle(where: str, archive: ZipArchive, member: str) -> Any:
-    machine = PickleMachine(where, known_global, storage_of_id)
-    if archive.size(member) > _LARGEST_PICKLE:
-        raise ValueError(f"{member!r} has {archive.size(member)} bytes")
-    with archive.open(member) as content:
-        return machine.load(io.BytesIO(content.read(archive.size(member))))
+    return _Unpickler(io.BytesIO(archive.read(member, _LARGEST_PICKLE)), where).load()
 
 
 class ZipStorages:
@@ -109,21 +102,13 @@ class ZipStorages:
 
 def _read_legacy(file: InputFile) -> Source:
     """The tensors of a file of PyTorch before 1.6: pickles, and the storages behind them."""
-    stream = file.stream()
-    storages: dict[str, Storage] = {}
-
-    def persistent(identity: Any) -> Storage:
-        found = storage_of_id(identity)
-        storages.setdefault(found.key, found)
-        return found
-
-    machine = PickleMachine(file.where, known_global, persistent)
-    _, protocol, system, tree = (machine.load(stream) for _ in range(4))
+    stream = file.stream(0, min(file.size, _LARGEST_PICKLE))
+    readers = [_Unpickler(stream, file.where) for _ in range(5)]
+    _, protocol, system, tree, keys = (reader.load() for reader in readers)
     if protocol != 1001:
         raise ValueError(f"version {protocol!r:.50} of this format")
     _require_little(file.where, system.get("little_endian") is True)
-    content = LegacyStorages(file, machine.load(stream), storages, stream.tell())
-    return _make_source(file, tree, content)
+    return _make_source(file, tree, LegacyStorages(file, keys, readers[3].storages, stream.tell()))
 
 
 class LegacyStorages:
@@ -219,3 +204,222 @@ def _require_little(where: str, little: bool) -> None:
             got="a file of a big-endian machine",
             write="safetensors.torch.save_file where the file was made",
         )
+
+
+# --- pickles: Python's own reader, in which every name is one of ours -----------------
+
+
+DTYPES = {
+    **{name: name for name in (*NUMPY_NAMES.values(), "complex128")},
+    "double": "float64", "float": "float32", "half": "float16", "long": "int64", "int": "int32",
+    "short": "int16", "cfloat": "complex64", "cdouble": "complex128",
+}  # fmt: skip
+STORAGES = {
+    "DoubleStorage": "float64", "FloatStorage": "float32", "HalfStorage": "float16",
+    "BFloat16Storage": "bfloat16", "LongStorage": "int64", "IntStorage": "int32",
+    "ShortStorage": "int16", "CharStorage": "int8", "ByteStorage": "uint8",
+    "BoolStorage": "bool", "ComplexFloatStorage": "complex64",
+    "ComplexDoubleStorage": "complex128",
+}  # fmt: skip
+_UNTYPED = "torch.storage.UntypedStorage"
+
+
+class Instance(dict):
+    """An object of a class that is nowhere imported: its attributes by name."""
+
+    def take_state(self, state: Any) -> None:
+        """Takes the attributes over, as the other objects here do."""
+        self.update(state if isinstance(state, dict) else {"state": state})
+
+
+class _Unpickler(pickle._Unpickler):  # the one in C fills a memory for a memo of a high number
+    """A pickle calls only what `find_class` returns; nothing here has an effect."""
+
+    stack: list[Any]
+
+    def __init__(self, stream: IO[bytes], where: str):
+        super().__init__(stream, encoding="latin1")
+        self._where = where
+        self.storages: dict[str, Storage] = {}
+
+    def find_class(self, module: str, name: str) -> Any:
+        """One of our functions, a dtype, or the name of a class that is not to be called."""
+        full = f"{module}.{name}".replace("__builtin__.", "builtins.")
+        if full.startswith("__torch__."):
+            return Instance  # a class of TorchScript
+        if module == "torch" and name in DTYPES:
+            return np.dtype(DTYPES[name])
+        if module in ("torch", "torch.storage") and name in STORAGES:
+            return np.dtype(STORAGES[name])
+        if module in ("torch", "torch.storage") and name == "UntypedStorage":
+            return _UNTYPED
+        if module == "numpy.dtypes" and name.endswith("DType"):
+            return lambda: PickledDtype(name.removesuffix("DType").lower())
+        if module in ("numpy", "numpy.core.multiarray", "numpy._core.multiarray"):
+            full = f"numpy.{name}"
+        if full not in _KNOWN:
+            raise WeightsFileError(
+                "The pickle refers to an object that is not a tensor; it is not executed.",
+                where=self._where,
+                got=f"{module}.{name}"[:200],
+                write="torch.save(net.state_dict(), path) or safetensors.torch.save_file, where "
+                "the file was made; or, if you trust the file's author, open it with PyTorch",
+            )
+        return _KNOWN[full]
+
+    def get_extension(self, code: int) -> NoReturn:
+        """Refuses objects that another program has registered in this process."""
+        raise ValueError(f"the extension {code} in a pickle")
+
+    def persistent_load(self, pid: Any) -> Storage:
+        """The storage of an id, in a zip archive or behind a legacy pickle."""
+        if not isinstance(pid, list) or len(pid) not in (5, 6) or pid[0] != "storage":
+            raise ValueError("a persistent id that names no storage")
+        _, kind, key, _, numel, *view = pid
+        typed = isinstance(kind, np.dtype)
+        if not typed and kind != _UNTYPED:
+            raise ValueError("a storage without a dtype")
+        key = key.decode() if isinstance(key, bytes) else key
+        begin = view[0][1] if view and view[0] is not None else 0
+        dtype = kind if typed else np.dtype(np.uint8)
+        found = Storage(key, dtype, _check_size(numel), _check_size(begin), typed)
+        return self.storages.setdefault(key, found) if begin == 0 else found
+
+    def _build(self) -> None:
+        state = self.stack.pop()
+        if isinstance(self.stack[-1], (Instance, PickledDtype, PickledArray)):
+            self.stack[-1].take_state(state)
+        elif type(self.stack[-1]) is not dict:  # the attributes of a dict are not weights
+            raise ValueError(f"a state for {type(self.stack[-1]).__name__} in a pickle")
+
+    def _tuple(self, count: int) -> None:
+        self.stack[len(self.stack) - count :] = [self.stack[len(self.stack) - count :]]
+
+    # Tuples are lists, which are no keys: Python crashes where it hashes a deep one.
+    dispatch: ClassVar[dict[int, Any]] = pickle._Unpickler.dispatch | {
+        pickle.BUILD[0]: _build,
+        pickle.TUPLE[0]: pickle._Unpickler.dispatch[pickle.LIST[0]],
+        pickle.EMPTY_TUPLE[0]: pickle._Unpickler.dispatch[pickle.EMPTY_LIST[0]],
+        pickle.TUPLE1[0]: lambda self: self._tuple(1),
+        pickle.TUPLE2[0]: lambda self: self._tuple(2),
+        pickle.TUPLE3[0]: lambda self: self._tuple(3),
+    }
+
+
+@dataclass(frozen=True)
+class Storage:
+    """A storage of numbers: its key in the file, and an offset of `begin` elements."""
+
+    key: str
+    dtype: np.dtype
+    numel: int
+    begin: int = 0
+    typed: bool = True
+
+
+@dataclass(frozen=True)
+class TorchTensor:
+    """A tensor of a pickle: a window on a storage."""
+
+    storage: Storage
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: np.dtype
+
+
+def _check_size(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r:.50} as a size, an offset or a stride")
+    return value
+
+
+def _make_tensor(
+    of: Storage, offset: int, shape: Sequence[int], strides: Sequence[int], *others: Any
+) -> TorchTensor:
+    dtypes = [each for each in others if isinstance(each, np.dtype)]
+    if not isinstance(of, Storage) or not (of.typed or dtypes):
+        raise ValueError("a tensor over no storage, or without a dtype")
+    shape, strides = tuple(map(_check_size, shape)), tuple(map(_check_size, strides))
+    if len(shape) != len(strides) or len(shape) > 64:
+        raise ValueError(f"a tensor of {len(shape)} sizes and {len(strides)} strides")
+    return TorchTensor(of, _check_size(offset), shape, strides, dtypes[0] if dtypes else of.dtype)
+
+
+def _of_type(build: Callable[..., Any], kind: str, arguments: Sequence[Any], *_: Any) -> Any:
+    """A tensor of a subclass, which is given as the call that makes it."""
+    if build not in (_make_tensor, _first_argument) or kind not in _CLASSES:
+        raise ValueError("a tensor of a class, or made by a function, that is not torch's own")
+    return build(*arguments)
+
+
+def _first_argument(data: Any, *_: Any) -> Any:
+    return data
+
+
+class PickledDtype:
+    """A dtype of numbers; objects, texts and records are none."""
+
+    def __init__(self, name: str, *_: Any):
+        self.dtype = np.dtype(name if isinstance(name, str) and len(name) < 20 else "O")
+        if self.dtype.kind not in "biufc":
+            raise ValueError(f"numbers of the dtype {name!r:.50} in a pickle")
+
+    def take_state(self, state: Sequence[Any]) -> None:
+        """Takes the order of bytes, the only part of the state that a number has."""
+        if state[1] == ">":
+            self.dtype = self.dtype.newbyteorder(">")
+
+
+class PickledArray:
+    """An array whose shape and data follow later in the pickle."""
+
+    def __init__(self, *_: Any):
+        self.array: np.ndarray | None = None
+
+    def take_state(self, state: Sequence[Any]) -> None:
+        """Takes the shape, the dtype and the bytes."""
+        _, shape, kind, fortran, content = state
+        array = np.frombuffer(content, kind.dtype).reshape(shape, order="F" if fortran else "C")
+        self.array = array.astype(kind.dtype.newbyteorder("="))
+
+
+def _make_scalar(kind: PickledDtype, content: bytes) -> Any:
+    return np.frombuffer(content, kind.dtype, 1)[0].item()
+
+
+def _encode_bytes(text: str, encoding: str = "latin1") -> bytes:
+    if encoding not in ("latin1", "latin-1") or not isinstance(text, str):
+        raise ValueError("bytes in a pickle that are written in no known way")
+    return text.encode("latin1")
+
+
+#: Classes that a pickle may name, but not call: their names.
+_CLASSES = ("torch.Tensor", "torch._tensor.Tensor", "torch.nn.parameter.Parameter")
+_KNOWN: dict[str, Any] = {
+    **{name: name for name in (*_CLASSES, "numpy.ndarray")},
+    "collections.OrderedDict": dict,
+    "collections.defaultdict": lambda *_: {},
+    "builtins.set": set,
+    "builtins.frozenset": set,
+    "builtins.dict": dict,
+    "builtins.list": list,
+    "builtins.complex": complex,
+    "torch._utils._rebuild_tensor": _make_tensor,
+    "torch._utils._rebuild_tensor_v2": _make_tensor,
+    "torch._utils._rebuild_tensor_v3": _make_tensor,
+    "torch._utils._rebuild_parameter": _first_argument,
+    "torch._utils._rebuild_parameter_with_state": _first_argument,
+    "torch._tensor._rebuild_from_type_v2": _of_type,
+    "torch.Size": list,
+    "torch.device": lambda *parts: ":".join(str(part)[:50] for part in parts),
+    "torch.jit._pickle.build_intlist": _first_argument,
+    "torch.jit._pickle.build_tensorlist": _first_argument,
+    "torch.jit._pickle.build_doublelist": _first_argument,
+    "torch.jit._pickle.build_boollist": _first_argument,
+    "torch.jit._pickle.restore_type_tag": _first_argument,
+    "_codecs.encode": _encode_bytes,
+    "numpy.dtype": PickledDtype,
+    "numpy.scalar": _make_scalar,
+    "numpy._reconstruct": PickledArray,
+}
