@@ -32,11 +32,11 @@ from tests.models.trial import DEAD, RIGHT, Outcome, attempt
 _MODULES = {"linen": "flax", "nnx": "flax", "haiku": "haiku", "equinox": "equinox"}
 _WARM = (
     "flax.nnx", "flax.linen", "haiku", "equinox", "tensorflow", "ai_edge_litert.interpreter",
-    "onnxruntime", "jax2onnx",
+    "onnxruntime", "jax2onnx", "torch._dynamo",
 )  # fmt: skip
 
 
-_ONLY_SOME = ("tensorflow", "ai_edge_litert", "onnxruntime", "jax2onnx")
+_ONLY_SOME = ("tensorflow", "ai_edge_litert", "onnxruntime", "jax2onnx", "torch")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

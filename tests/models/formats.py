@@ -11,7 +11,7 @@ import os
 import shutil
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,6 +25,8 @@ from pax_export.errors import MissingPackageError
 from pax_export.export import load, spec
 from pax_export.export.artifact.report import DEFAULT, Report
 from pax_export.export.formats.onnx import runtimes
+from pax_export.export.formats.torch import TORCH
+from pax_export.export.validation.validate import in_process
 from tests.models.registry import Model
 
 Outputs = list[np.ndarray]
@@ -303,21 +305,22 @@ def _onnx_file(subject: Subject, path: Path, exact: bool = False, validate: bool
 
 
 def pytorch(subject: Subject, path: Path) -> Served:
-    """Served by torch alone, and by `load`; gradients are compared by the exporter itself."""
-    import torch
-    from torch.utils import _pytree as pytree
+    """Served by torch alone: `torch.export.load`, in a process that can't import jax or us.
 
-    from pax_export.export.formats.torch.run import from_numpy, to_numpy
-
+    Gradients are compared by the exporter itself.
+    """
     path = path.with_suffix(".pt2")
     report = pax.export.to_torch(subject.given, path, subject.inputs, **subject.options)
     subject.written = True
-    module = torch.export.load(path).module()
+    names = [each.name for each in report.signatures[DEFAULT].inputs]
+    alone = replace(TORCH, run="tests.models.run_torch:run")
 
-    def call(inputs: Sequence[np.ndarray]) -> Outputs:
-        return list(map(to_numpy, pytree.tree_leaves(module(*map(from_numpy, inputs)))))
+    def serve(calls: Sequence[Sequence[np.ndarray]]) -> Iterable[Outputs]:
+        cases = [{"signature": DEFAULT, "inputs": dict(zip(names, x))} for x in calls]
+        for found in in_process(alone, path, cases, "all", _SECONDS):
+            yield list(found["results"].values())
 
-    return Served({"torch": _each(call), "load": _through_load(path)}, report)
+    return Served({"torch": serve}, report)
 
 
 def jax2tf(subject: Subject, path: Path) -> Served:

@@ -19,7 +19,7 @@ RESULTS = Path(__file__).with_name("results.json")
 PAGE = ROOT / "docs" / "models.md"
 
 Results = dict[str, Any]
-_OURS = ("saved_model", "gradients", "bundle", "tflite", "onnx")
+_OURS = ("saved_model", "gradients", "bundle", "tflite", "onnx", "torch")
 #: The columns of the matrix: formats, by the runtimes that serve them.
 RUNTIMES = {
     "onnx": "onnxruntime",
@@ -29,6 +29,7 @@ RUNTIMES = {
     "tflite": "LiteRT",
     "saved_model": "TensorFlow",
     "bundle": "jax",
+    "torch": "torch",
 }
 _BESIDE = {"saved_model": "jax2tf", "onnx": "jax2onnx"}
 _TITLES = {
@@ -37,6 +38,7 @@ _TITLES = {
     "bundle": "StableHLO bundle",
     "tflite": "TFLite",
     "onnx": "ONNX",
+    "torch": "PyTorch",
     "openvino": "the same in OpenVINO",
     "iree": "the same in IREE",
     "web": "the same in onnxruntime-web, in Node.js",
@@ -45,7 +47,7 @@ _TITLES = {
 }
 _PACKAGES = (
     "jax", "tensorflow", "ai-edge-litert", "jax2onnx", "onnxruntime", "openvino",
-    "iree-base-compiler", "flax", "equinox", "dm-haiku",
+    "iree-base-compiler", "torch", "flax", "equinox", "dm-haiku",
 )  # fmt: skip
 _FRAMEWORKS = {"jax": "plain jax", "nnx": "flax nnx", "linen": "flax linen", "pax": "pax-export"}
 _WIDTH = 160
