@@ -38,6 +38,7 @@ from pax_export.core._module import (
 )
 from pax_export.core._mutable import (
     anything_is_open,
+    changed_modules,
     is_constructing,
     is_open,
     lent_to_constructors,

@@ -57,6 +57,7 @@ class MutationScope:
 
 
 _current: ContextVar[MutationScope | None] = ContextVar("pax_export_mutation_scope", default=None)
+_changed: ContextVar[list[Node] | None] = ContextVar("pax_export_changed_modules", default=None)
 
 
 @contextmanager
@@ -79,6 +80,17 @@ def open_modules(nodes: Iterable[Node], *, constructing: bool = False) -> Iterat
         for node in scope.adopted:
             refresh_kinds(node)
         scope.adopted.clear()
+
+
+@contextmanager
+def changed_modules() -> Iterator[list[Node]]:
+    """Lists the modules, also copies, whose attributes are set while the block runs."""
+    changed: list[Node] = []
+    token = _changed.set(changed)
+    try:
+        yield changed
+    finally:
+        _changed.reset(token)
 
 
 @contextmanager
@@ -263,6 +275,8 @@ def store_attribute(node: Node, name: str, value: object) -> None:
     """Sets an attribute of an open module; its moduledef follows."""
     attributes, kind = attributes_of(node), kind_of(value)
     object.__setattr__(node, name, value)
+    if (changed := _changed.get()) is not None:
+        changed.append(node)
     if name not in attributes:  # a property or another descriptor took it
         return
     kinds = node._pax_kinds

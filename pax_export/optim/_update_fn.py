@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import operator
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -15,7 +14,10 @@ from pax_export._foundations.tracebacks import hide_frames
 from pax_export._foundations.types import PyTree
 from pax_export.core import (
     Module,
+    Node,
+    StateModule,
     assert_structure_equal,
+    changed_modules,
     declared_in,
     named_modules,
     rebuild_tree,
@@ -71,11 +73,12 @@ def build_update_fn(loss_fn: Callable[..., Any], *, scan_mode: bool = False) -> 
         # The gradient's copy of a model is mutable; but what is changed and
         # not returned would be lost, so here it is an error.
         given = rebuild_tree(model)
-        returned = loss_fn(given, *inputs)
+        with changed_modules() as changed:
+            returned = loss_fn(given, *inputs)
         if not isinstance(returned, (tuple, list)) or len(returned) != 2:
             raise _no_model(describe_result(returned))
         _, updated = _aux_and_model(returned[1])
-        unchanged.append(_keeps_state(given, updated))
+        unchanged.append(_loses_state(given, updated, changed))
         return returned
 
     unchanged: list[bool] = []
@@ -108,8 +111,11 @@ def build_update_fn(loss_fn: Callable[..., Any], *, scan_mode: bool = False) -> 
     return scan_update if scan_mode else update
 
 
-def _keeps_state(model: Module, returned: Module) -> bool:
+def _loses_state(model: Module, returned: Module, changed: Sequence[Node]) -> bool:
+    """Whether the returned net lacks what a call changed, or would change in train mode."""
     before, after = _changing_arrays(model), _changing_arrays(returned)
+    if model.training and not any(map(_state_arrays, changed)):
+        return False
     return bool(before) and len(before) == len(after) and all(map(operator.is_, before, after))
 
 
@@ -125,16 +131,27 @@ def _unchanged_state(model: Module) -> UnchangedStateWarning:
     )
 
 
-def _changing_arrays(model: Module) -> list[Any]:
-    """The averages and keys that a call in train mode replaces."""
-    layers = [
-        x
-        for _, x in named_modules(model)
-        if callable(x) and getattr(x, "training", None) == model.training
-    ]
-    declared = itertools.chain.from_iterable(declared_in(layer).values() for layer in layers)
-    found = [each.array for each in declared if each.declared.role in ("average", "key")]
+def _changing_arrays(model: Module) -> list[jax.Array]:
+    """The averages and keys that layers in the mode of the model replace, at least in train mode.
+
+    In eval mode, those of averages that are part of no such layer are left out: they may be
+    updated outside of the loss function.
+    """
+    layers = dict(named_modules(model))
+    found = []
+    for path, layer in layers.items():
+        parent = layers.get(path.rpartition(".")[0], model)
+        if not callable(layer) or getattr(layer, "training", None) != model.training:
+            continue
+        averages = isinstance(layer, StateModule) and layer._pax_changes == "in train mode"
+        if model.training or not averages or parent._pax_changes:
+            found.extend(_state_arrays(layer))
     return jax.tree_util.tree_leaves(found)
+
+
+def _state_arrays(layer: Node) -> list[Any]:
+    declared = declared_in(layer).values()
+    return [each.array for each in declared if each.declared.role in ("average", "key")]
 
 
 def _aux_and_model(returned: object) -> tuple[Any, Any]:

@@ -188,6 +188,26 @@ def test_steps_that_leave_the_state_as_it_is_warn(net, loss, words):
         jax.eval_shape(pax.build_update_fn(loss), net, optimizer, jnp.ones((2, 4, 2)))
 
 
+class Averaged(pax.Module):
+    """A net whose only averages are those of its weights, which a step updates after the loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = pax.Linear(2, 3)
+        self.average = pax.EMA(self.linear.parameters(), 0.99)
+
+    def __call__(self, x):
+        return self.linear(x)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("loss", [sums, returns_the_old_net])
+@pytest.mark.parametrize("net", [Averaged(), Averaged().eval()], ids=["train", "eval"])
+def test_averages_that_the_loss_never_updates_are_no_cause_to_warn(net, loss):
+    optimizer = pax.optim.from_optax(optax.sgd(0.1))(net.parameters())
+    jax.eval_shape(pax.build_update_fn(loss), net, optimizer, jnp.ones((2, 4, 2)))
+
+
 @pytest.mark.filterwarnings("error")
 def test_steps_that_change_it_or_have_none_are_silent():
     parts = with_averages().at(pax.BatchNorm1D).eval()

@@ -30,12 +30,12 @@ from pax_export.export.artifact.report import Report, Validated
 from pax_export.export.pipeline.arguments import check_choice
 from pax_export.export.validation.budget import SPARE, Budget
 
-#: A save that takes fewer seconds than this is silent.
+#: A save that takes fewer seconds than this, and imports no runtime, is silent.
 PATIENCE = 1.0
 
 
 class Progress:
-    """The phases of one save with their durations, shown on stderr after a second.
+    """The phases of one save with their durations, shown on stderr after a second or an import.
 
     A notebook shows a progress bar, a terminal with rich a live line, others a line per phase.
     """
@@ -72,10 +72,22 @@ class Progress:
         finally:
             self.seconds[name] += time.perf_counter() - start
 
+    @contextmanager
+    def loading(self, title: str, package: str) -> Iterator[None]:
+        """The phase of importing a package, shown before a first import.
+
+        The import of a large library keeps the thread of the timer from running.
+        """
+        with self.phase(f"load {title}"):
+            if package not in sys.modules:
+                self._begin_display()
+            yield
+
     def _begin_display(self) -> None:
         with self._lock:
-            self._shown = _choose_display(self._total)
-            self._show_phase()
+            if self._shown is None:
+                self._shown = _choose_display(self._total)
+                self._show_phase()
 
     def _show_phase(self) -> None:
         if self._shown is not None and self._current:
@@ -145,7 +157,7 @@ class _Bar:
         self._bar.start()
 
     def show(self, name: str, done: int) -> None:
-        self._bar.update(self._task, description=name, completed=done)
+        self._bar.update(self._task, description=name, completed=done, refresh=True)
 
     def close(self) -> None:
         self._bar.stop()

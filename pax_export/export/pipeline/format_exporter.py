@@ -78,7 +78,7 @@ class FormatExporter(ABC):
         with run.phase("lower"):
             contents = self.lower(model, programs, request)
         if self.loads:
-            with run.phase(f"load {self.loads}"):
+            with run.loading(self.loads, self.loads):
                 self.load(request)
         return contents
 

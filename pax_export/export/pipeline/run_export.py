@@ -172,7 +172,7 @@ class _Export:
         """Validates the export; a failure is attributed to non-finite weights if there are any."""
         exporter, run = self.exporter, self.run
         if exporter.runtime and run.calls and not run.separate:
-            with run.phase(f"load {exporter.runtime}"):
+            with run.loading(exporter.runtime, exporter.format.runtime[0]):
                 exporter.load(self.request)
         try:
             errors = run.tested(lambda: contents.test(exporter, place, run))

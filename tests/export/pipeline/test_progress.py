@@ -29,6 +29,17 @@ def test_a_long_save_names_its_phases(capfd):
     assert progress.seconds["lower"] >= 0.3
 
 
+def test_a_runtime_is_announced_before_its_import(capfd):
+    with Progress(2, patience=60) as progress:
+        with progress.phase("write"):
+            pass
+        with progress.loading("a runtime", "runtime_that_is_not_imported"):
+            assert capfd.readouterr().err == "pax_export: load a runtime (2/2)\n"
+    with Progress(1, patience=60) as progress, progress.loading("pytest", "pytest"):
+        pass
+    assert capfd.readouterr().err == ""
+
+
 def test_a_phase_keeps_its_number_when_it_is_over_or_comes_again(capfd):
     with Progress(2, patience=0.05) as progress:
         for name in ("lower", "write"):
