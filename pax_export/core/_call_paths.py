@@ -16,7 +16,6 @@ from jax.tree_util import tree_leaves
 from pax_export._foundations.tracebacks import hide_frames
 from pax_export._foundations.types import Equation, PyTree
 from pax_export.core._edit import with_class
-from pax_export.core._sharding_notes import explain_sharding
 from pax_export.core._static import LABEL, Label
 from pax_export.core._subclassing import base_of, derive_class, register_aspect
 from pax_export.core._traversal import apply_bottom_up, is_at, named_modules, rebuild_tree
@@ -155,7 +154,6 @@ def noting_path(call: Callable[..., Any]) -> Callable[..., Any]:
             hide_frames(error)
             if isinstance(self, Node):  # else a view, whose own call encloses this one
                 _add_note(error, self)
-                explain_sharding(error, [self])
             raise
 
     setattr(__call__, SAYS_PATH, True)

@@ -9,7 +9,6 @@ Setting an attribute only records its kind; the moduledef is made once, when it 
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -19,10 +18,9 @@ import jax
 import numpy as np
 
 from pax_export._foundations.errors import ImmutableModuleError, InvalidArgumentError
-from pax_export._foundations.jax import control_flow, trace_state
+from pax_export._foundations.jax import trace_state
 from pax_export._foundations.types import PyTree
 from pax_export.core._containers import KEYED, copy_containers, has_container
-from pax_export.core._sharding_notes import call_in_progress, layer_in_training
 from pax_export.core._tree import (
     ARRAYS,
     STATIC,
@@ -152,89 +150,31 @@ def require_open(node: Node, action: str, name: str) -> None:
     """Raises unless this module may be changed here and now; the action is "set" or "delete"."""
     if is_open(node):
         return
-    scope = _current.get()
-    where = f"{type(node).__qualname__}.{name}"
-    current = inspect.currentframe()
-    frame = current and current.f_back
     owner = node._pax_owner
-    if owner is not None and owner is scope:
-        got, write = _under_jax(control_flow(frame, _LIFTED))
-        raise ImmutableModuleError(
-            f"Cannot {action} an attribute of a module under a jax transformation "
-            "that began after the module was opened for change.",
-            where=where,
-            got=got,
-            write=write,
+    if owner is not None and owner is _current.get():
+        got = "a module opened outside of the jax transformation, loop or branch that runs now"
+        write = (
+            "T.jit, T.grad, T.vmap, T.scan, T.cond ... of T = pax_export.transforms, with the "
+            "module as an argument; or open it inside: jax.jit(pax.pure(f)), not "
+            "pax.pure(jax.jit(f))"
         )
-    if owner is not None and not owner.closed and not owner.constructing:
-        raise ImmutableModuleError(
-            f"Cannot {action} an attribute of a module that a function captured: only modules "
-            "among its arguments are open in it.",
-            where=where,
-            got="a module of the closure of a function of pax.pure or of a transform",
-            write="the module as an argument of that function: an operand of T.cond, a part of the "
-            "carry of T.scan, where T is pax_export.transforms",
+    elif owner is not None and not owner.closed and not owner.constructing:
+        got = "a module that the function captured: only modules among its arguments are open in it"
+        write = "the module as an argument: an operand of T.cond, a part of the carry of T.scan"
+    else:
+        got = "a module that no pax.pure, constructor or mutable() has open"
+        known = name in attributes_of(node)
+        change = f"replace({name}=...)" if known else f"set_attribute({name!r}, ...)"
+        write = (
+            f"module = module.{change}, or change it in a function decorated with pax.pure; for a "
+            "call in train mode, which updates state: module, output = module % x to train, "
+            "module.eval()(x) to evaluate"
         )
-    layer = layer_in_training(frame) if action == "set" else None
-    if layer is not None:
-        # The usual cause is a missing `eval`, which an error about an attribute would not mention.
-        raise ImmutableModuleError(
-            "Cannot set an attribute of an immutable module: in train mode this layer changes "
-            "its state at each call.",
-            where=repr(layer),
-            got="a call in train mode that no pax.pure, % or mutable() has open for change",
-            write="model.eval()(x) for evaluation; for training model, y = model % x",
-        )
-    caller = call_in_progress(frame)
-    if caller is not None and caller is not node:
-        where += f", in a call of {type(caller).__qualname__}"
     raise ImmutableModuleError(
         f"Cannot {action} an attribute of an immutable module.",
-        where=where,
-        got="a module that no pax.pure, constructor or mutable() has open",
-        write=_way_out(node, action, name, caller),
-    )
-
-
-#: For each loop or branch of jax, where its lifted form takes a module that changes.
-_LIFTED = {
-    "cond": "as an operand or as a branch",
-    "switch": "as an operand or as a branch",
-    "scan": "as the carry or as another argument of the function",
-    "map": "as the function, or a method of it",
-    "while_loop": "as a part of the value, or as body_fun",
-    "fori_loop": "as a part of the value, or as body_fun",
-}
-
-
-def _under_jax(name: str | None) -> tuple[str, str]:
-    """What was got and what to write, where a function of jax runs that began too late."""
-    if name is None:
-        got = "a module opened outside of the jit, grad, vmap or remat that runs now"
-        return got, (
-            "T.jit, T.grad, T.vmap or T.remat of pax_export.transforms, of a function that takes "
-            "the module; or open it inside: jax.jit(pax.pure(f)), not pax.pure(jax.jit(f))"
-        )
-    return f"a module opened outside of the jax.lax.{name} that runs now", (
-        f"T.{name} instead, where T is pax_export.transforms, with the module {_LIFTED[name]}"
-    )
-
-
-def _way_out(node: Node, action: str, name: str, caller: object) -> str:
-    if action == "delete":
-        return "a function decorated with pax.pure that deletes it and returns the module"
-    if caller is not None and caller is not node:
-        # A model was called; replacing one of its parts would not help.
-        return (
-            "model, output = model % x for the whole model, or a function decorated with pax.pure "
-            "that calls it and returns it"
-        )
-    call = "module, output = module % x" if callable(node) else "pax.module_and_value"
-    known = name in attributes_of(node)
-    change = f"replace({name}=...)" if known else f"set_attribute({name!r}, ...)"
-    return (
-        f"module = module.{change}, or change it in a function decorated "
-        f"with pax.pure; for a call that updates state: {call}"
+        where=f"{type(node).__qualname__}.{name}",
+        got=got,
+        write=write,
     )
 
 

@@ -23,7 +23,6 @@ from pax_export._foundations.types import PyTree
 from pax_export.core._check import check_sharing, refuse_hidden
 from pax_export.core._containers import copy_containers
 from pax_export.core._mutable import Copies, give_back, open_modules, refresh_kinds, with_own_arrays
-from pax_export.core._sharding_notes import explain_sharding
 from pax_export.core._static import static_key
 from pax_export.core._tree import Node, attributes_now, flatten, is_node
 
@@ -124,7 +123,6 @@ def open_copies(tree: PyTree, copies: Copies | None = None) -> Iterator[None]:
             yield
     except Exception as error:  # of the function; raised again
         hide_frames(error)
-        explain_sharding(error, roots)
         raise
     finally:
         if copies:

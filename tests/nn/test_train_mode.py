@@ -23,7 +23,7 @@ def test_a_forgotten_eval_is_named(name):
     build, shape = LAYERS[name]
     layer, x = build(), jnp.ones(shape)
     for call in (layer, jax.jit(lambda x: layer(x))):
-        with refused(ImmutableModuleError, where=repr(layer)):
+        with refused(ImmutableModuleError, "module.eval()(x)"):
             call(x)
     # What it says to write works.
     layer.eval()(x)
@@ -33,10 +33,10 @@ def test_a_forgotten_eval_is_named(name):
 @each_layer
 def test_inside_of_a_model_the_layer_is_named(name):
     build, shape = LAYERS[name]
-    layer = build()
-    model = pax.Sequential(layer, jnp.tanh)
-    with refused(ValueError, "train", where=repr(layer)):
+    model = pax.Sequential(build(), jnp.tanh)
+    with refused(ValueError, "train") as caught:
         model(jnp.ones(shape))
+    assert any("modules.0" in note for note in caught.value.__notes__)
 
 
 class Model(pax.Module):
@@ -56,23 +56,12 @@ class Model(pax.Module):
 
 
 def test_a_stream_of_keys_names_the_model_that_draws():
-    with refused(ImmutableModuleError, where="RngSeq._rng_key, in a call of Model"):
+    with refused(ImmutableModuleError, where="RngSeq._rng_key") as caught:
         pax.Sequential(Model(), jnp.tanh)(jnp.ones(3))
+    assert caught.value.__notes__ == ["in the call of modules.0 (Model) in Sequential"]
     Model() % jnp.ones(3)  # works
 
 
 def test_a_state_of_a_users_own_is_said_to_be_one():
     with refused(ImmutableModuleError, "module = module.replace(steps=...)", where="Model.steps"):
         Model().count()
-
-
-@each_layer
-def test_an_attribute_that_is_set_from_outside_is_no_forgotten_eval(name):
-    layer = LAYERS[name][0]()
-
-    def change(layer):
-        layer.name_of_mine = 1
-
-    for act in (change, lambda layer: setattr(layer, "name_of_mine", 1)):
-        with refused(ImmutableModuleError, "set_attribute('name_of_mine', ...)"):
-            act(layer)

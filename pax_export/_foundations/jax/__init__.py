@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from pax_export._foundations.jax._trace import Primitive as Primitive
-from pax_export._foundations.jax._trace import control_flow as control_flow
 from pax_export._foundations.jax._trace import is_mapped as is_mapped
 from pax_export._foundations.jax._trace import is_tracer as is_tracer
 from pax_export._foundations.jax._trace import trace_state as trace_state

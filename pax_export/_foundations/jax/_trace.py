@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Collection
-from types import FrameType
 from typing import Any
 
 import jax
@@ -55,20 +53,3 @@ def _trace_state() -> Any:
 
 #: Equal at two places if and only if they run under the same trace.
 trace_state = _trace_state()
-
-
-def control_flow(frame: FrameType | None, names: Collection[str]) -> str | None:
-    """Returns which of these functions of `jax.lax` runs innermost, or None if none does.
-
-    Some are made of others, as `map` of `scan`: it is the one that was called from outside of jax.
-    """
-    found, in_jax = None, False
-    while frame is not None:
-        module = str(frame.f_globals.get("__name__"))
-        if in_jax and not module.startswith("jax."):
-            break
-        in_jax = in_jax or module.startswith("jax.")
-        if frame.f_code.co_name in names and ".control_flow." in module:
-            found = frame.f_code.co_name
-        frame = frame.f_back
-    return found
