@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import dis
 import functools
 import gc
@@ -271,13 +270,6 @@ _CONTAINERS = (list, tuple, set, frozenset, deque)
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib")})
 
 
-@dataclasses.dataclass(frozen=True)
-class _Hidden:
-    path: str  # from the attribute
-    value: Any
-    holder: Any  # the function, container or object around it
-
-
 def refuse_hidden(module: Node) -> None:
     """Raises if static data of a module, not of its submodules, contains an array or a module.
 
@@ -296,81 +288,77 @@ def refuse_hidden(module: Node) -> None:
 
 
 def _refuse_in(module: Node, name: str, value: object) -> None:
-    for found in _find(value, "", value, False, {id(value)}):
+    for found in _find(value, False, {id(value)}):
         raise HiddenArrayError(
             "An attribute hides a module or an array in static data, which is neither trained "
             "nor saved.",
             where=f"{type(module).__qualname__}.{name}",
-            got=f"{_describe(found.value)} in {_describe(value)}"
-            + (f", as {found.path}" if found.path else ""),
-            write=_way_out(name, found),
+            got=f"{_describe(found)} in {_describe(value)}",
+            write="an attribute of its own, also in lists, tuples, dicts with strings as keys and "
+            "modules, and a method that uses it; a numpy array for a constant of a function",
         )
 
 
-def _find(
-    value: object, path: str, holder: object, used: bool, seen: set[int]
-) -> Iterator[_Hidden]:
+def _find(value: object, used: bool, seen: set[int]) -> Iterator[Any]:
     """Yields what is hidden in a value; `used` is true inside of functions."""
     if isinstance(value, Node):
         # A function that is made in a constructor may refer to the module that is not made yet.
         if is_constructing(value) or any(map(is_array, jax.tree_util.tree_leaves(value))):
-            yield _Hidden(path, value, holder)
+            yield value
     elif is_array(value):
         if not (used and isinstance(value, np.ndarray)):
-            yield _Hidden(path, value, holder)
+            yield value
     elif isinstance(value, _LAZY):
-        yield _Hidden(path, value, value)
+        yield value
     else:
         used = used or (callable(value) and not isinstance(value, type))
-        for name, part in _parts(value):
+        for part in _parts(value):
             if type(part) not in _WITHOUT_PARTS and id(part) not in seen:
                 seen.add(id(part))
-                yield from _find(part, join_path(path, str(name)), value, used, seen)
+                yield from _find(part, used, seen)
 
 
-def _parts(value: Any) -> Iterable[tuple[Any, Any]]:
-    """Returns what a function uses, a container contains or an object has, by name."""
+def _parts(value: Any) -> Iterable[Any]:
+    """Returns what a function uses, a container contains or an object has."""
     if isinstance(value, types.FunctionType):
         return _used_by(value)
     if isinstance(value, types.MethodType):
-        return [("__self__", value.__self__), ("__func__", value.__func__)]
+        return value.__self__, value.__func__
     if isinstance(value, functools.partial):
-        return [("func", value.func), *enumerate(value.args), *value.keywords.items()]
+        return value.func, *value.args, *value.keywords.values()
     if isinstance(value, type) or getattr(value, "_pax_is_constant", False):
         return ()
     if isinstance(value, np.ndarray):
-        return enumerate(value.ravel().tolist()) if value.dtype.hasobject else ()
+        return value.ravel().tolist() if value.dtype.hasobject else ()
     if is_iterator(value):
-        return enumerate(gc.get_referents(value))
-    parts: list[tuple[Any, Any]] = []
-    if hasattr(value, "__wrapped__"):  # first: functools.wraps copies the attributes of a module
-        parts.append(("__wrapped__", value.__wrapped__))
+        return gc.get_referents(value)
+    parts: list[Any] = []
+    if hasattr(value, "__wrapped__"):
+        parts.append(value.__wrapped__)
     if isinstance(value, Mapping):
-        parts += value.items()
+        parts += value.values()
     elif isinstance(value, _CONTAINERS):
-        parts += enumerate(value)
+        parts += value
     kind: Any = type(value)
     if callable(value) and isinstance(kind.__call__, types.FunctionType):
-        parts.append(("__call__", kind.__call__))
+        parts.append(kind.__call__)
     slots = [name for cls in kind.__mro__ for name in getattr(cls, "__slots__", ())]
-    parts += [(name, getattr(value, name, None)) for name in slots]
-    return [*parts, *getattr(value, "__dict__", {}).items()]
+    parts += [getattr(value, name, None) for name in slots]
+    return [*parts, *getattr(value, "__dict__", {}).values()]
 
 
-def _used_by(function: types.FunctionType) -> Iterable[tuple[str, Any]]:
+def _used_by(function: types.FunctionType) -> Iterator[Any]:
     code, variables = function.__code__, function.__globals__
-    for name, cell in zip(code.co_freevars, function.__closure__ or ()):
+    for cell in function.__closure__ or ():
         try:
-            yield name, cell.cell_contents
+            yield cell.cell_contents
         except ValueError:  # it has no value yet
             pass
-    defaults = function.__defaults__ or ()
-    names = code.co_varnames[: code.co_argcount]
-    yield from zip(names[len(names) - len(defaults) :], defaults)
-    yield from (function.__kwdefaults__ or {}).items()
-    yield from function.__dict__.items()
+    yield from function.__defaults__ or ()
+    yield from (function.__kwdefaults__ or {}).values()
+    yield from function.__dict__.values()
     if not code.co_filename.startswith((*_LIBRARIES, "<frozen")):
-        yield from ((name, variables[name]) for name in _globals_of(code) if name in variables)
+        yield from (variables[name] for name in _globals_of(code) if name in variables)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -384,26 +372,5 @@ def _globals_of(code: types.CodeType) -> frozenset[str]:
 def _describe(value: object) -> str:
     if is_array(value):
         return "an array"
-    if isinstance(value, Node):
-        return type(value).__qualname__
-    if isinstance(value, types.FunctionType):
-        code = value.__code__
-        return f"the function {value.__qualname__} ({code.co_filename}:{code.co_firstlineno})"
-    name = getattr(value, "__qualname__", None)
-    return f"{type(value).__qualname__} {name}" if name else f"a {type(value).__qualname__}"
-
-
-def _way_out(name: str, found: _Hidden) -> str:
-    holder, kind = found.holder, type(found.holder).__qualname__
-    if is_iterator(holder):
-        return f"self.{name} = list(...)"
-    if isinstance(holder, (Mapping, *_CONTAINERS)):
-        return f"self.{name} = a list, a tuple, or a dict whose keys are all strings"
-    if not callable(holder) or dataclasses.is_dataclass(holder):
-        return f"class {kind}(pax.Module), or jax.tree_util.register_dataclass({kind})"
-    if isinstance(found.value, Node):
-        return (
-            "the layer itself as an attribute, and a method that calls it; "
-            "pax.transforms.remat(layer) and vmap(layer) are layers"
-        )
-    return "the array as an attribute, and a method that uses it; a numpy array for a constant"
+    name = getattr(value, "__qualname__", "")
+    return f"{type(value).__qualname__} {name}".rstrip()

@@ -7,7 +7,6 @@ selections, choose places for it.
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -22,7 +21,6 @@ from jax.tree_util import (
 
 from pax_export._foundations.errors import (
     InvalidArgumentError,
-    NearNameWarning,
     SharedNodeError,
     StructureMismatchError,
     near_names,
@@ -206,35 +204,6 @@ def with_attributes(module: Node, changes: dict[str, Any]) -> Any:
 
 def _constant_change(value: object) -> Change:
     return lambda old: value
-
-
-def set_attribute(module: Node, name: str, value: object) -> Any:
-    """A new module with an attribute added or replaced; warns of a name that looks mistyped."""
-    names = [own for own in attributes_of(module) if not own.startswith("_")]
-    known = name in names or hasattr(type(module), name)
-    near = next(iter([] if known else near_names(name, names)), "")
-    if near and _is_slip(name, near):
-        warning = NearNameWarning(
-            "set_attribute adds an attribute with almost the name of an existing one.",
-            where=f"{type(module).__qualname__}.{name}",
-            write=f"module.set_attribute({near!r}, value), if that was meant; replace takes "
-            "only names that the module has",
-        )
-        warnings.warn(warning, stacklevel=3)
-    return with_attributes(module, {name: value})
-
-
-def _is_slip(name: str, near: str) -> bool:
-    """True for a transposed, missing or extra letter; ``conv1`` and ``conv2`` are two names."""
-    if len(name) < 4 or name.endswith("s") != near.endswith("s"):  # a plural is another name
-        return False
-    if len(name) == len(near):
-        return sorted(name) == sorted(near)
-    long, short = sorted((name, near), key=len, reverse=True)
-    if len(long) != len(short) + 1:
-        return False
-    at = next((n for n, (a, b) in enumerate(zip(long, short)) if a != b), len(short))
-    return long[at + 1 :] == short[at:] and long[at].isalpha()
 
 
 def replace_node(module: Node, node: Node, value: object) -> Any:

@@ -148,12 +148,10 @@ class Module(_tree.Node, metaclass=ModuleMeta):
     def set_attribute(self, name: str, value: object) -> Self:
         """Returns a new module with an attribute added or replaced.
 
-        Warns of a new name that looks like a slip of the pen (`NearNameWarning`).
-
         Raises:
             SharedNodeError: a module or array is now at two places.
         """
-        return _edit.set_attribute(self, name, value)
+        return _edit.with_attributes(self, {name: value})
 
     def replace_node(self, node: Node, value: object) -> Any:
         """Returns a new module in which the one node that *is* ``node`` is ``value``.

@@ -4,27 +4,19 @@ from __future__ import annotations
 
 import functools
 import inspect
-import threading
-import warnings
-import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
 import jax
 import numpy as np
-from jax.tree_util import tree_leaves
 
-from pax_export._foundations.errors import InvalidArgumentTypeError, RetracingWarning
-from pax_export._foundations.jax import is_tracer, trace_state
+from pax_export._foundations.errors import InvalidArgumentTypeError
 from pax_export._foundations.tracebacks import hide_frames
 from pax_export._foundations.types import PyTree
 from pax_export.core._check import check_sharing, refuse_hidden
-from pax_export.core._containers import copy_containers
 from pax_export.core._mutable import Copies, give_back, open_modules, refresh_kinds, with_own_arrays
-from pax_export.core._static import static_key
-from pax_export.core._tree import Node, attributes_now, flatten, is_node
+from pax_export.core._tree import Node, attributes_now, is_node
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -115,11 +107,8 @@ def open_copies(tree: PyTree, copies: Copies | None = None) -> Iterator[None]:
     """Opens all modules of a fresh copy; checks them before and after."""
     roots = _root_modules(tree)
     modules = [module for root in roots for module in check_sharing(root)]
-    traced: list[tuple[Node, Any]] = []
     try:
-        with open_modules(modules) as scope:
-            if scope.trace != _outside:
-                traced = [(module, flatten(module)[1]) for module in modules]
+        with open_modules(modules):
             yield
     except Exception as error:  # of the function; raised again
         hide_frames(error)
@@ -131,8 +120,6 @@ def open_copies(tree: PyTree, copies: Copies | None = None) -> Iterator[None]:
         touched = [module for module in modules if attributes_now(module)]
         for module in touched:
             refresh_kinds(module)
-    if traced and touched:
-        look_for_retracing([pair for pair in traced if attributes_now(pair[0])])
     if touched:
         for root in roots:
             check_sharing(root)
@@ -248,48 +235,3 @@ def require_module(value: object, caller: str) -> None:
             got=f"{type(value).__name__}: {value!r}"[:200],
             write="an instance of a pax_export.Module subclass",
         )
-
-
-_ENOUGH = 3  # consecutive traces, each starting from the static data that the last one left
-_REMEMBERED = 64
-
-# Per class: (attribute, final value) -> the number of traces that led to it, and the last trace.
-_left: weakref.WeakKeyDictionary[type, OrderedDict] = weakref.WeakKeyDictionary()
-_lock = threading.Lock()
-
-_outside = trace_state()  # where no function is traced
-
-
-def look_for_retracing(before: list[tuple[Node, Any]]) -> None:
-    """Warns of an attribute that several traces in turn have changed."""
-    for module, old in before:
-        new = flatten(module)[1]
-        if new is old or new.cls is not old.cls or not any(map(is_tracer, tree_leaves(module))):
-            continue
-        for name, value in new.static.items():
-            if name in old.static:
-                was, now = static_key(old.static[name]), static_key(value)
-                if was != now:
-                    _count_change(type(module), name, was, now, copy_containers(value))
-
-
-def _count_change(cls: type, name: str, was: object, now: object, value: object) -> None:
-    trace = trace_state()
-    with _lock:
-        left = _left.setdefault(cls, OrderedDict())
-        count, last = left.get((name, was), (0, None))
-        if (name, now) in left or last == trace:
-            return
-        left[name, now] = (count + 1, trace)
-        if len(left) > _REMEMBERED:
-            left.popitem(last=False)
-    if count + 1 == _ENOUGH:
-        warning = RetracingWarning(
-            f"Static data changed in each of {_ENOUGH} traces of a jitted function, so jax "
-            f"retraces and recompiles it in every call.",
-            where=f"{cls.__qualname__}.{name}",
-            got=f"{type(value).__name__}: {value!r}"[:120],
-            write="an array, which is data: self.count = jnp.array(0); or return the value, "
-            "and collect values outside of the jitted function",
-        )
-        warnings.warn(warning, stacklevel=4)

@@ -13,7 +13,6 @@ from jax.tree_util import tree_leaves, tree_map
 
 from pax_export._foundations.errors import (
     InvalidArgumentError,
-    InvalidArgumentTypeError,
     UncoveredStateError,
 )
 from pax_export._foundations.types import PyTree
@@ -32,7 +31,6 @@ from pax_export.core import (
     static_key,
 )
 from pax_export.transforms._checks import (
-    check_argument_names,
     check_arraylike,
     check_axis_fits,
     is_arraylike,
@@ -44,7 +42,6 @@ from pax_export.transforms._lift import (
     Result,
     argument_name,
     parts_of,
-    signature_of,
     write_back,
 )
 from pax_export.transforms._rng_split import SplitRngs, is_stacked
@@ -202,36 +199,15 @@ class MapOptions:
     axis_label: Any  # the name of the stacked axis in partition specs
 
     @classmethod
-    def of(cls, transform: str, function: Callable, **options: PyTree) -> MapOptions:
+    def of(cls, transform: str, **options: PyTree) -> MapOptions:
         """Checks the options of a transform as far as possible before a call."""
-
-        def check(name: str, value: PyTree, kinds: PyTree, write: str) -> None:
-            if not is_axis(value) and not isinstance(value, kinds):
-                raise InvalidArgumentTypeError(
-                    f"{transform}: {name} holds integers, None or StateAxes.",
-                    got=f"{name}={value!r}"[:200],
-                    write=f"{name}={write}",
-                )
-
-        in_axes, of_keywords = options["in_axes"], options["in_axes_kwargs"]
-        one_each = "0, None, or a tuple with one for each argument"
-        check("in_axes", in_axes, (tuple, list), one_each)
-        check("in_axes_kwargs", of_keywords, Mapping, "0, None, or a dict of these")
+        in_axes = options["in_axes"]
         in_axes = tuple(in_axes) if isinstance(in_axes, list) else in_axes
-        if isinstance(of_keywords, Mapping):
-            where = f"{transform}.in_axes_kwargs"
-            check_argument_names(signature_of(function), of_keywords, where)
         state_axes = options["state_axes"]
         if state_axes is not None and not isinstance(state_axes, StateAxes):
             state_axes = StateAxes(state_axes)
-        metadata = options["transform_metadata"]
-        if not isinstance(metadata, (Mapping, tuple)):
-            raise InvalidArgumentTypeError(
-                f"{transform}: transform_metadata must be a mapping.",
-                got=f"transform_metadata={metadata!r}"[:200],
-                write='transform_metadata={PARTITION_NAME: "layers"}',
-            )
-        for key in dict(metadata):
+        metadata = dict(options["transform_metadata"])
+        for key in metadata:
             if key != PARTITION_NAME:
                 raise InvalidArgumentError(
                     f"{transform}: transform_metadata has an unknown key.",
@@ -239,17 +215,12 @@ class MapOptions:
                     got=repr(key),
                     write="{PARTITION_NAME: ...}",
                 )
-        label: Any = dict(metadata).get(PARTITION_NAME)
-        names = label if isinstance(label, tuple) else () if label is None else (label,)
-        if not all(isinstance(name, str) for name in names):
-            raise InvalidArgumentTypeError(
-                f"{transform}: the stacked axis is named by a string, a tuple of these, or None.",
-                where="transform_metadata",
-                got=repr(label)[:120],
-                write='{PARTITION_NAME: "layers"}',
-            )
+        label = metadata.get(PARTITION_NAME)
         split = SplitRngs(options["split_rngs"])
-        return cls(transform, in_axes, of_keywords, options["out_axes"], state_axes, split, label)
+        return cls(
+            transform, in_axes, options["in_axes_kwargs"], options["out_axes"], state_axes, split,
+            label,
+        )  # fmt: skip
 
     def prefix_of(self, argument: int | str, count: int) -> Any:
         """The entry of in_axes for a positional argument or a keyword."""

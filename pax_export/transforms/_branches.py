@@ -8,10 +8,10 @@ from typing import Any
 import jax
 from jax.tree_util import tree_flatten, tree_leaves, tree_structure
 
-from pax_export._foundations.errors import InvalidArgumentError, StructureMismatchError
+from pax_export._foundations.errors import StructureMismatchError
 from pax_export._foundations.types import PyTree
 from pax_export.core import is_node, modules_and_leaves
-from pax_export.transforms._checks import check_function, tree_differences
+from pax_export.transforms._checks import tree_differences
 from pax_export.transforms._lift import (
     LiftedCall,
     Result,
@@ -49,8 +49,7 @@ def cond(
     Raises:
         StructureMismatchError: (a ValueError) the branches return, or leave in a module, different
             structures, shapes or dtypes.
-        InvalidArgumentTypeError: (a TypeError) a branch cannot be called, or an operand or a
-            result is not an array.
+        InvalidArgumentTypeError: (a TypeError) an operand or a result is not an array.
 
     Example:
         >>> import jax.numpy as jnp, pax_export as pax
@@ -85,9 +84,7 @@ def switch(index: PyTree, branches: Sequence[Callable[..., Any]], *operands: PyT
     Raises:
         StructureMismatchError: (a ValueError) the branches return, or leave in a module, different
             structures, shapes or dtypes.
-        InvalidArgumentTypeError: (a TypeError) a branch cannot be called, or an operand or a
-            result is not an array.
-        InvalidArgumentError: (a ValueError) there are no branches.
+        InvalidArgumentTypeError: (a TypeError) an operand or a result is not an array.
 
     Example:
         >>> import jax.numpy as jnp, pax_export as pax
@@ -97,8 +94,6 @@ def switch(index: PyTree, branches: Sequence[Callable[..., Any]], *operands: PyT
         (1, 3)
     """
     named = {f"branches[{i}]": function for i, function in enumerate(branches)}
-    if not named:
-        raise InvalidArgumentError("switch needs at least one branch.", where="switch.branches")
     return _call_one("switch", named, operands, lambda all_, x: jax.lax.switch(index, all_, x))
 
 
@@ -117,8 +112,6 @@ class _Branches:
     """One call of `cond` or `switch`: the same arguments for each function."""
 
     def __init__(self, transform: str, named: Mapping[str, Callable], operands: tuple):
-        for name, function in named.items():
-            check_function(function, f"{transform}.{name}")
         functions, owners = unbind(named.values())
         # All branches return all open modules, so that they return one structure.
         calls = [LiftedCall(f, (*operands, owners), {}, overlap=False) for f in functions]

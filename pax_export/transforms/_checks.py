@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -14,64 +13,9 @@ from pax_export._foundations.check import checked_integer
 from pax_export._foundations.errors import (
     InvalidArgumentError,
     InvalidArgumentTypeError,
-    near_names,
 )
 from pax_export._foundations.types import PyTree
 from pax_export.core import describe_array, named_leaves, structure_differences
-
-
-def check_function(
-    function: object,
-    transform: str,
-    write: str = "a function, a method of a module, or a module with __call__",
-) -> None:
-    """Raises unless an argument of a transform can be called."""
-    if not callable(function):
-        raise InvalidArgumentTypeError(
-            f"{transform} needs something that can be called.",
-            got=f"{type(function).__name__}: {function!r}"[:120],
-            write=write,
-        )
-
-
-def check_argument_names(
-    signature: inspect.Signature | None, names: Iterable[str], where: str
-) -> None:
-    """Raises if a function with this signature has no argument of one of the names."""
-    known = {} if signature is None else signature.parameters
-    if signature is None or any(p.kind is p.VAR_KEYWORD for p in known.values()):
-        return
-    keywords = [name for name, p in known.items() if p.kind is not p.VAR_POSITIONAL]
-    for name in names:
-        if name not in keywords:
-            raise InvalidArgumentError(
-                "The function has no argument of this name.",
-                where=where,
-                got=repr(name),
-                write=" or ".join(near_names(str(name), keywords) or keywords[:8])
-                or "a function with arguments",
-            )
-
-
-def check_argument_numbers(
-    signature: inspect.Signature | None, numbers: Iterable[int], where: str
-) -> None:
-    """Raises for a number beyond the positional arguments of a function with this signature."""
-    kinds = [] if signature is None else [p.kind for p in signature.parameters.values()]
-    if signature is None or inspect.Parameter.VAR_POSITIONAL in kinds:
-        return
-    count = sum(kind in _POSITIONAL for kind in kinds)
-    for number in numbers:
-        if not -count <= number < count:
-            raise InvalidArgumentError(
-                "The function has fewer positional arguments.",
-                where=where,
-                got=f"{number} for {count} positional argument{'' if count == 1 else 's'}",
-                write=f"an integer from 0 to {count - 1}" if count else "no number",
-            )
-
-
-_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 def is_arraylike(value: object) -> bool:
@@ -85,12 +29,6 @@ def check_arraylike(value: object, what: str, where: str, write: str) -> None:
         raise InvalidArgumentTypeError(
             what, where=where, got=f"{type(value).__name__}: {value!r}"[:120], write=write
         )
-
-
-def checked_integers(values: PyTree, where: str, write: str) -> list[int]:
-    """One integer or several, as a list."""
-    several = values if isinstance(values, Sequence) and not isinstance(values, str) else [values]
-    return [checked_integer(value, where, write=write) for value in several]
 
 
 def checked_size(value: PyTree, where: str) -> Any:

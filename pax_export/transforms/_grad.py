@@ -38,7 +38,7 @@ from pax_export.core import (
     require_names,
     warn_of_untrained,
 )
-from pax_export.transforms._checks import check_function, checked_integers, is_arraylike
+from pax_export.transforms._checks import is_arraylike
 from pax_export.transforms._lift import LiftedCall, Result, as_pair, describe_result, wrap_like
 
 #: Applied to each function before this thread differentiates it.
@@ -113,8 +113,7 @@ def value_and_grad(
             got=f"reduce_axes={tuple(reduce_axes)!r}",
             write="jax.lax.psum of the gradients",
         )
-    check_function(fun, "grad")
-    numbers = checked_integers(argnums, "grad.argnums", "argnums=0, or argnums=(0, 1)")
+    numbers = argnums if isinstance(argnums, Sequence) else [argnums]
     select = as_filter(wrt)
     take = _loss_and_aux if has_aux else _loss_alone
 

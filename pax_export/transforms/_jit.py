@@ -14,7 +14,6 @@ from typing import Any
 import jax
 from jax.tree_util import tree_flatten, tree_leaves, tree_map
 
-from pax_export._foundations.check import as_strings
 from pax_export._foundations.errors import InvalidArgumentError, UnsupportedOperationError
 from pax_export._foundations.types import PyTree, TreeDef
 from pax_export.core import (
@@ -25,12 +24,6 @@ from pax_export.core import (
     is_node,
     is_open,
     keys_changed_by,
-)
-from pax_export.transforms._checks import (
-    check_argument_names,
-    check_argument_numbers,
-    check_function,
-    checked_integers,
 )
 from pax_export.transforms._lift import (
     LiftedCall,
@@ -105,10 +98,9 @@ def jit(
 
     Raises:
         UnsupportedOperationError: (a NotImplementedError) ``abstracted_axes``.
-        InvalidArgumentTypeError: (a TypeError) an argument is given by something else than an
-            integer or a name.
-        InvalidArgumentError: (a ValueError) the function has no such argument; by a call, an
-            argument with modules and other arrays beside ``donate_state`` and ``in_shardings``.
+        ValueError: the function has no such argument.
+        InvalidArgumentError: (a ValueError, when called) an argument with modules and other arrays
+            beside ``donate_state`` and ``in_shardings``.
 
     Example:
         >>> import jax.numpy as jnp, pax_export as pax
@@ -120,20 +112,12 @@ def jit(
         >>> y.shape
         (2, 3)
     """
-    check_function(fun, "jit")
-    if not isinstance(constrain_state, bool):
-        check_function(constrain_state, "jit.constrain_state", "True, or a function of a module")
     if abstracted_axes is not None:
         raise UnsupportedOperationError(
             "jax removed abstracted_axes.",
             got=f"abstracted_axes={abstracted_axes!r}",
             write="jax.export.symbolic_shape for a program of open sizes",
         )
-    _check_arguments(
-        fun,
-        numbers={"static_argnums": static_argnums, "donate_argnums": donate_argnums},
-        names={"static_argnames": static_argnames, "donate_argnames": donate_argnames},
-    )
     options: dict[str, Any] = {
         "static_argnums": static_argnums,
         "static_argnames": static_argnames,
@@ -149,20 +133,6 @@ def jit(
     if out_shardings is not _UNSPECIFIED:
         options["out_shardings"] = out_shardings
     return Jitted(fun, options, donate_state, constrain_state)
-
-
-def _check_arguments(fun: Callable, numbers: dict[str, Any], names: dict[str, Any]) -> None:
-    """Raises for a number or a name that is not one of the function's arguments."""
-    for option, value in numbers.items():
-        if value is not None:
-            where = f"jit.{option}"
-            found = checked_integers(value, where, f"{option}=(1,)")
-            check_argument_numbers(signature_of(fun), found, where)
-    for option, value in names.items():
-        if value is not None:
-            where = f"jit.{option}"
-            found = as_strings(where, value, f'{option}=("mode",)')
-            check_argument_names(signature_of(fun), found, where)
 
 
 class Jitted:

@@ -112,7 +112,7 @@ class Lifted(Module):
     @classmethod
     def _check(cls, inner: Callable[..., Any], options: dict[str, Any]) -> None:
         """Checks the options, and converts them to static data."""
-        checked = MapOptions.of(cls.__name__, Strict(inner), **options)
+        checked = MapOptions.of(cls.__name__, **options)
         options["state_axes"] = checked.state_axes
         options["transform_metadata"] = tuple(options["transform_metadata"].items())
         cls._transform(Strict(inner), **options)

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 from pax_export._foundations.errors import ImmutableModuleError
 from pax_export._foundations.types import PyTree
 from pax_export.transforms._axes import MapOptions, inputs_of
-from pax_export.transforms._checks import check_function
 from pax_export.transforms._lift import LiftedCall, Strict, unbind
 from pax_export.transforms._scan import ScanBody, scan
 
@@ -51,8 +50,6 @@ def while_loop(
         >>> int(steps), norm.ema_mean.averages.round(2).tolist()
         (3, [[[2.0, 4.0]]])
     """
-    check_function(cond_fun, "while_loop.cond_fun")
-    check_function(body_fun, "while_loop.body_fun")
     (condition, body), owners = unbind([cond_fun, body_fun])
     loop = _loop_body("while_loop", body, (init_val, owners))
     asked = LiftedCall(Strict(condition), (init_val, owners), {})
@@ -104,8 +101,7 @@ def fori_loop(
 
     Raises:
         StructureMismatchError: (a ValueError) the body changes the structure, a shape or a dtype.
-        InvalidArgumentTypeError: (a TypeError) the body cannot be called, or a part of the value
-            is not an array.
+        InvalidArgumentTypeError: (a TypeError) a part of the value is not an array.
 
     Example:
         >>> import jax.numpy as jnp, pax_export as pax
@@ -114,7 +110,6 @@ def fori_loop(
         >>> T.fori_loop(0, 3, lambda i, x: layer(x) + i, jnp.ones((1, 2))).shape
         (1, 2)
     """
-    check_function(body_fun, "fori_loop.body_fun")
     (body,), owners = unbind([body_fun])
     loop = _loop_body("fori_loop", body, (lower, init_val, owners))
 
@@ -138,7 +133,6 @@ def map(f: Callable[[Any], Any], xs: PyTree) -> Any:  # as in jax.lax
 
     Raises:
         InvalidArgumentError: (a ValueError) lengths that differ, or nothing to map.
-        InvalidArgumentTypeError: (a TypeError) ``f`` cannot be called.
 
     Example:
         >>> import jax.numpy as jnp, pax_export as pax
@@ -146,7 +140,6 @@ def map(f: Callable[[Any], Any], xs: PyTree) -> Any:  # as in jax.lax
         >>> T.map(pax.Linear(2, 3), jnp.ones((5, 1, 2))).shape
         (5, 1, 3)
     """
-    check_function(f, "map")
     (function,), owners = unbind([f])
     step = scan(lambda x, modules: (modules, function(x, modules)), carry_argnum=1)
     return step(xs, owners)[1]
@@ -155,7 +148,7 @@ def map(f: Callable[[Any], Any], xs: PyTree) -> Any:  # as in jax.lax
 def _loop_body(transform: str, function: Callable, args: tuple) -> ScanBody:
     """The body of a loop; the arguments are those of the step, then the open modules."""
     options = MapOptions.of(
-        transform, function, in_axes=None, in_axes_kwargs=None, out_axes=0, state_axes=None,
+        transform, in_axes=None, in_axes_kwargs=None, out_axes=0, state_axes=None,
         split_rngs=..., transform_metadata={},
     )  # fmt: skip
     argnum = len(args) - 2  # of the carry

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import jax
 
 from pax_export._foundations.errors import (
-    InvalidArgumentError,
-    InvalidArgumentTypeError,
     NearNameWarning,
     a_few,
     near_names,
@@ -19,7 +16,6 @@ from pax_export._foundations.errors import (
 from pax_export._foundations.jaxpr import jaxpr_parameters
 from pax_export._foundations.types import TracedProgram
 from pax_export.core import Module
-from pax_export.transforms._checks import check_function, checked_integers
 from pax_export.transforms._layer import TransformedLayer
 from pax_export.transforms._lift import (
     Held,
@@ -27,7 +23,6 @@ from pax_export.transforms._lift import (
     Result,
     require_array_arguments,
     require_array_results,
-    signature_of,
     wrap_like,
     wrap_static,
 )
@@ -56,9 +51,8 @@ def remat(
         A function of the same arguments.
 
     Raises:
-        InvalidArgumentTypeError: (a TypeError) ``f``, ``policy`` or ``static_argnums`` is of
-            another kind.
-        InvalidArgumentError: (a ValueError, when called) a static argument is missing.
+        InvalidArgumentTypeError: (a TypeError, when called) an argument or a result is not
+            an array.
 
     Example:
         >>> import jax.numpy as jnp, pax_export as pax
@@ -67,23 +61,13 @@ def remat(
         >>> T.grad(loss)(pax.Linear(2, 3), jnp.ones((1, 2))).weight.shape
         (2, 3)
     """
-    check_function(f, "remat")
-    if policy is not None:
-        _check_policy(policy)
-    static = checked_integers(static_argnums, "remat.static_argnums", "static_argnums=(1,)")
+    static = [static_argnums] if isinstance(static_argnums, int) else list(static_argnums)
     if isinstance(f, Module):
         options = {"prevent_cse": prevent_cse, "static_argnums": static, "policy": policy}
         return TransformedLayer(f, remat, options)
 
     @wrap_like(f)
     def recomputed(*args: object, **kwargs: object) -> Any:
-        if missing := [number for number in static if not -len(args) <= number < len(args)]:
-            raise InvalidArgumentError(
-                "remat: the function was called without a static argument.",
-                where="remat.static_argnums",
-                got=f"static_argnums={static_argnums} and {len(args)} positional arguments",
-                write=f"argument {missing[0]} by position, or static_argnums without it",
-            )
         call = LiftedCall(f, tuple(wrap_static(args, static)), kwargs)
         require_array_arguments(call.parts, "remat", "static_argnums for it, or a closure of f")
         # Static arguments are leaves of the call, unseen by jax.
@@ -130,21 +114,3 @@ def _warn_of_unknown_names(names: set[str], program: TracedProgram) -> None:
             write="the same name in jax.ad_checkpoint.checkpoint_name(value, name)",
         )
         warnings.warn(warning, stacklevel=4)
-
-
-def _check_policy(policy: object) -> None:
-    """Raises unless a policy can be called with a primitive, shapes and parameters."""
-    write = "jax.checkpoint_policies.dots_saveable"
-    check_function(policy, "remat.policy", write)
-    signature = signature_of(cast(Callable, policy))
-    if signature is not None:
-        kinds = {parameter.kind for parameter in signature.parameters.values()}
-        if inspect.Parameter.VAR_KEYWORD not in kinds:  # also a function that makes policies
-            name = getattr(policy, "__name__", type(policy).__name__)
-            raise InvalidArgumentTypeError(
-                "A policy is a function of a primitive, shapes, and parameters by keyword.",
-                where="remat.policy",
-                got=f"{name}{signature}"[:120],
-                write=f"{write}, lambda primitive, *shapes, **parameters: ..., or the result of "
-                'save_only_these_names("name")',
-            )

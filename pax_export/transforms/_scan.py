@@ -27,7 +27,6 @@ from pax_export.transforms._axes import (
 )
 from pax_export.transforms._checks import (
     check_arraylike,
-    check_function,
     checked_size,
     tree_differences,
 )
@@ -282,7 +281,6 @@ def scan(
         >>> y.shape
         (2, 4)
     """
-    check_function(f, "scan")
     length = checked_size(length, "scan.length")
     carry_argnum = checked_integer(carry_argnum, "scan.carry_argnum", write="carry_argnum=0")
     if not isinstance(unroll, bool):
@@ -296,7 +294,7 @@ def scan(
             write="an axis, or return it as part of the carry",
         )
     options = MapOptions.of(
-        "scan", f, in_axes=in_axes, in_axes_kwargs=in_axes_kwargs, out_axes=out_axes,
+        "scan", in_axes=in_axes, in_axes_kwargs=in_axes_kwargs, out_axes=out_axes,
         state_axes=state_axes, split_rngs=split_rngs, transform_metadata=transform_metadata,
     )  # fmt: skip
 

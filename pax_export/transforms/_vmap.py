@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pax_export._foundations.errors import InvalidArgumentTypeError
 from pax_export._foundations.types import PyTree
 from pax_export.core import Module, Selector
 from pax_export.transforms._axes import (
@@ -25,7 +24,7 @@ from pax_export.transforms._axes import (
     not_covered,
     targets_of,
 )
-from pax_export.transforms._checks import check_function, checked_size
+from pax_export.transforms._checks import checked_size
 from pax_export.transforms._layer import TransformedLayer
 from pax_export.transforms._lift import Result, wrap_like
 from pax_export.transforms._rng_split import split_for
@@ -85,18 +84,9 @@ def vmap(
         >>> T.vmap(lambda net, x: net(x), in_axes=(0, None))(nets, jnp.ones((2, 3))).shape
         (5, 2, 4)
     """
-    check_function(f, "vmap")
-    for name, mapping_options in {"axis_name": axis_name, "spmd_axis_name": spmd_axis_name}.items():
-        if not isinstance(mapping_options, Hashable):
-            raise InvalidArgumentTypeError(
-                "The name of an axis must be hashable.",
-                where=f"vmap.{name}",
-                got=f"{type(mapping_options).__name__}: {mapping_options!r}"[:120],
-                write=f'{name}="batch"',
-            )
     axis_size = checked_size(axis_size, "vmap.axis_size")
     options = MapOptions.of(
-        "vmap", f, in_axes=in_axes, in_axes_kwargs=in_axes_kwargs, out_axes=out_axes,
+        "vmap", in_axes=in_axes, in_axes_kwargs=in_axes_kwargs, out_axes=out_axes,
         state_axes=state_axes, split_rngs=split_rngs, transform_metadata=transform_metadata,
     )  # fmt: skip
     if isinstance(f, Module):

@@ -14,7 +14,7 @@ import pytest
 from jax.tree_util import tree_leaves, tree_structure
 
 import pax_export as pax
-from pax_export.errors import ImmutableModuleError, RetracingWarning
+from pax_export.errors import ImmutableModuleError
 from tests.core.models import Dense, Net
 
 
@@ -269,57 +269,3 @@ def test_changes_inside_a_mutable_block_are_allowed():
         other.a.append(Dense())
         raise KeyError
     assert len(tree_leaves(other)) == 5
-
-
-def test_static_data_that_each_traced_call_changes_is_noticed():
-    class Log(pax.Module):
-        def __init__(self):
-            super().__init__()
-            self.hist, self.x = [], jnp.ones(1)
-
-        def __call__(self, x):
-            self.hist.append(len(self.hist))
-            return x * self.x
-
-    @jax.jit
-    def step(module):
-        return module % 1.0
-
-    module, _ = step(Log())
-    module, _ = step(module)
-    with pytest.warns(RetracingWarning) as caught:
-        module, _ = step(module)
-    assert len(caught) == 1
-    lines = str(caught[0].message).splitlines()
-    assert lines[0] == (
-        "Static data changed in each of 3 traces of a jitted function, so jax retraces and "
-        "recompiles it in every call."
-    )
-    assert lines[1].endswith("Log.hist") and lines[2] == "  got: list: [0, 1, 2]"
-    step(module)  # said once
-
-
-def test_static_data_that_changes_once_or_to_and_fro_is_fine():
-    class Switch(pax.Module):
-        def __init__(self):
-            super().__init__()
-            self.on, self.ready, self.count, self.x = False, False, 0, jnp.ones(1)
-
-        def __call__(self, x):
-            self.on, self.ready = not self.on, True
-            return x * self.x
-
-    step = jax.jit(lambda module: (module % 1.0)[0])
-    module = Switch()
-    for _ in range(6):
-        module = step(module)
-
-    @jax.jit
-    def many(module):
-        for _ in range(6):
-            module = pax.pure(lambda m: (setattr(m, "count", m.count + 1), m)[1])(module)
-        return module.x
-
-    many(module)
-    for _ in range(6):  # outside of jit nothing is traced
-        module = pax.pure(lambda m: (setattr(m, "count", m.count + 1), m)[1])(module)

@@ -172,16 +172,11 @@ def _describe_selector(what: Selector) -> str:
 
 
 def _suggest_selector(tree: PyTree, what: Selector) -> str:
-    places = places_of(tree)
+    paths = [place.path for place in places_of(tree)]
     if isinstance(what, str):
-        paths = [place.path for place in places]
         better = better_path(what, [*paths, *_attributes_beside(tree, what)])
         return better or "a path of this net, which holds no modules and no arrays"
-    if isinstance(what, type) and issubclass(what, Node):
-        classes = dict.fromkeys([p.cls.__qualname__ for p in places if p.cls is not None])
-        return f"a class of which there are modules: {a_few(list(classes), 8)}"
-    paths = [path_or_root(place.path) for place in places]
-    return f"what is true of some module or array of the net: {a_few(paths, 5)}"
+    return f"a selector of some of these: {a_few(list(map(path_or_root, paths)), 5)}"
 
 
 def _attributes_beside(tree: PyTree, text: str) -> list[str]:

@@ -228,7 +228,6 @@ class Selection(Chosen):
 
         Raises:
             InvalidArgumentError: one module for several places.
-            InvalidArgumentTypeError: neither a module nor a function.
             SharedNodeError: a module or array would be at two places.
 
         Example:
@@ -240,12 +239,6 @@ class Selection(Chosen):
         new = module_or_function
         if isinstance(new, Node):
             return self.set(new)
-        if isinstance(new, type) or not callable(new):
-            raise InvalidArgumentTypeError(
-                "replace takes a module, or a function that makes a new part of the old one.",
-                got=f"{type(new).__name__}: {new!r}"[:120],
-                write="replace(lambda old: ...), or set(value) for values that are not modules",
-            )
         if not wants_path(new):
             return self._changed([on_own_array(new)] * len(self.paths))
         named = [partial(new, name) for name in self.names()]
@@ -259,11 +252,8 @@ class Selection(Chosen):
 
         Args:
             function: takes a module, or an array, and returns another one.
-
-        Raises:
-            InvalidArgumentTypeError: it cannot be called.
         """
-        on_array = on_own_array(_require_callable(function, "apply"))
+        on_array = on_own_array(function)
 
         def applied(part: Any) -> Any:
             if is_node(part):
@@ -279,11 +269,8 @@ class Selection(Chosen):
 
         Args:
             function: takes an array and returns one.
-
-        Raises:
-            InvalidArgumentTypeError: it cannot be called.
         """
-        change = on_own_array(_require_callable(function, "map"))
+        change = on_own_array(function)
         leaves, treedef = jax.tree_util.tree_flatten(self.root)
         chosen = frozenset(self.paths)
         mask = [at_or_below(p.steps, chosen) for p in places_of(self.root) if p.cls is None]
@@ -454,10 +441,8 @@ class Selection(Chosen):
         Raises:
             InvalidArgumentError: without an initializer: an array of a class without a rule for
                 its initial values; an initializer that returns another shape.
-            InvalidArgumentTypeError: no key, or no function.
+            InvalidArgumentTypeError: no key.
         """
-        if initializer is not None:
-            _require_callable(initializer, "init")
         return reinitialize(self.root, self.paths, key, initializer)
 
     def _of_modules(self, purpose: str) -> tuple[Steps, ...]:
@@ -475,17 +460,6 @@ class Selection(Chosen):
             where=", ".join(map(path_or_root, self.names()))[:200],
             write="a selection of modules, by their paths or classes",
         )
-
-
-def _require_callable(function: Callable[..., Any], verb: str) -> Any:
-    if callable(function):
-        return function
-    takes = "key, lambda key, shape: ..." if verb == "init" else "lambda x: ..."
-    raise InvalidArgumentTypeError(
-        f"{verb} takes a function.",
-        got=f"{type(function).__name__}: {function!r}"[:120],
-        write=f"{verb}({takes})",
-    )
 
 
 def _is_floating(x: PyTree) -> bool:
