@@ -22,11 +22,6 @@ from pax_export.weights._binary_file import BinaryFile, damage_error, refuse_dam
 from pax_export.weights._leaves import RESERVED
 from pax_export.weights._metadata import NUMPY_NAMES, Description, Note, from_stored
 
-#: The checksum of an array is computed while the next one is read; that of a larger array than
-#: this, after which there may be none, chunk by chunk while it is still near the processor.
-_LARGE = 1 << 25
-_CHUNK = 1 << 20
-
 # First bytes of other file types, for the error about a file that is not safetensors.
 _SIGNATURES = {
     b"": "an empty file",
@@ -104,9 +99,9 @@ def _file_mode(target: Path, new: Path) -> int:
 
 @contextmanager
 def open_weights(path: Path) -> Iterator[WeightsFile]:
-    """Context manager that opens a weights file; checksums are compared at the end."""
+    """Context manager that opens a weights file; each array that is read has its checksum."""
     library = require("safetensors", "safetensors", "load_weights")
-    with BinaryFile(path) as file, _metadata.Computed() as computed:
+    with BinaryFile(path) as file:
         try:
             with library.safe_open(path, framework="numpy"):
                 pass  # it is a whole safetensors file
@@ -118,16 +113,14 @@ def open_weights(path: Path) -> Iterator[WeightsFile]:
                 write="a file that pax_export.save_weights or another program wrote to its end; "
                 "module, report = pax_export.weights.adopt(module, path) for other formats",
             ) from error
-        weights = WeightsFile(file, computed)
-        yield weights
-        weights.compare()
+        yield WeightsFile(file)
 
 
 class WeightsFile:
     """An open weights file; `entries` maps names to contents, in the order of the file."""
 
-    def __init__(self, file: BinaryFile, computed: _metadata.Computed):
-        self._file, self._computed = file, computed
+    def __init__(self, file: BinaryFile):
+        self._file = file
         self.entries, _, self._sums = read_header(file)
 
     def read(self, name: str) -> Any:
@@ -135,34 +128,20 @@ class WeightsFile:
         entry = self.entries[name]
         array = np.empty(entry.shape, entry.dtype)
         with refuse_damaged(f"{name} in {self._file.where}", KIND):
-            self._fill(name, array.reshape(-1).view(np.uint8), entry.offset)
+            content = array.reshape(-1).view(np.uint8)
+            self._file.fill(content, entry.offset)
+            self._compare(name, content)
             return from_stored(array, entry.note)
 
-    def _fill(self, name: str, content: np.ndarray, offset: int) -> None:
-        """Reads the bytes of an array, and begins with its checksum."""
-        if name not in self._sums or not _metadata.fast or content.nbytes <= _LARGE:
-            self._file.fill(content, offset)
-            if name in self._sums:
-                self._computed.add(name, content)
-            return
-        number = 0
-        for begin in range(0, content.nbytes, _CHUNK):
-            chunk = content[begin : begin + _CHUNK]
-            self._file.fill(chunk, offset + begin)
-            number = _metadata.crc32(chunk, number)
-        self._computed.put(name, number)
-
     def read_for_comparison(self, name: str) -> None:
-        """Reads the whole of an array that is wanted in parts, for `compare` alone."""
+        """Compares the whole of an array that is wanted in parts with its checksum."""
         if name in self._sums:
-            self._computed.add(name, self._mapped(name))
+            self._compare(name, self._mapped(name).reshape(-1).view(np.uint8))
 
-    def compare(self) -> None:
-        """Compares the checksums of the arrays that were read; raises WeightsFileError."""
-        for name, found in self._computed.sums().items():
-            if self._sums[name] != found:
-                where = f"{name} in {self._file.where}"
-                raise damage_error(where, KIND, "its numbers differ from their checksum")
+    def _compare(self, name: str, content: np.ndarray) -> None:
+        if name in self._sums and self._sums[name] != _metadata.checksum_of(content):
+            where = f"{name} in {self._file.where}"
+            raise damage_error(where, KIND, "its numbers differ from their checksum")
 
     def read_part(self, name: str, index: Any) -> np.ndarray:
         """Reads a part of an array without a note, and nothing else."""

@@ -11,19 +11,17 @@ Any reader can open such a file.
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import jax
 import numpy as np
 
 from pax_export._foundations.types import DTypeLike, PyTree
-from pax_export._foundations.wire import crc32, fast  # noqa: F401  `fast` for who reads files
+from pax_export._foundations.wire import crc32
 from pax_export.weights._leaves import RESERVED
 
 Note = dict[str, str]
@@ -122,63 +120,20 @@ def from_stored(array: np.ndarray, note: Note | None) -> Any:
 
 ENTRY = "pax_export_crc32"
 _HEADER, _ZEROS = "", "00000000"
-#: The size in bytes from which a thread pays.
-_LARGE = 1 << 20
-_THREADS = min(8, os.cpu_count() or 1)
 #: How the entry begins, as text and in the file; no other text of ours begins so.
 _BEGIN = '{"": "'
 _RAW_BEGIN = re.compile(rb'\{\\"\\": \\"')
 
 
 def checksum_of(content: object) -> str:
-    """The checksum of bytes."""
-    return text_of(crc32(content, 0))
-
-
-def text_of(number: int) -> str:
-    """Formats a checksum as in the file."""
-    return f"{number:08x}"
-
-
-class Computed:
-    """Checksums of arrays by name, of large ones in other threads, which end with the block."""
-
-    def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(_THREADS)
-        self._sums: dict[str, str | Future[str]] = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._threads.shutdown(cancel_futures=True)
-
-    def add(self, name: str, array: np.ndarray) -> None:
-        """Begins with an array, which must not change until `sums` is asked for."""
-        content = array.reshape(-1).view(np.uint8)
-        large = content.nbytes >= _LARGE
-        self._sums[name] = (
-            self._threads.submit(checksum_of, content) if large else checksum_of(content)
-        )
-
-    def put(self, name: str, number: int) -> None:
-        """Takes over the checksum of an array that was computed elsewhere."""
-        self._sums[name] = text_of(number)
-
-    def sums(self) -> dict[str, str]:
-        """The checksums, in the order in which the arrays were given."""
-        return {
-            name: each if isinstance(each, str) else each.result()
-            for name, each in self._sums.items()
-        }
+    """The checksum of bytes, as in the file."""
+    return f"{crc32(content, 0):08x}"
 
 
 def checksums_text(arrays: Mapping[str, np.ndarray]) -> str:
     """The entry for some arrays, with zeros for the header."""
-    with Computed() as computed:
-        for name, array in arrays.items():
-            computed.add(name, array)
-        return json.dumps({_HEADER: _ZEROS, **computed.sums()})
+    sums = {name: checksum_of(each.reshape(-1).view(np.uint8)) for name, each in arrays.items()}
+    return json.dumps({_HEADER: _ZEROS, **sums})
 
 
 def seal_header(path: Path) -> None:

@@ -5,7 +5,6 @@ from pax_export._foundations.wire.content import (
     RandomAccessBytes,
     crc32,
     encode_varint,
-    fast,
     masked_crc32c,
     read_varint,
 )

@@ -16,10 +16,8 @@ import numpy as np
 
 try:
     from zlib_ng.zlib_ng import crc32
-
-    fast = True
 except ImportError:
-    crc32, fast = zlib.crc32, False
+    crc32 = zlib.crc32
 
 
 class RandomAccessBytes(ABC):
