@@ -5,15 +5,15 @@ from __future__ import annotations
 import dataclasses
 import numbers
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.tree_util import tree_leaves
+from jax.tree_util import tree_leaves, tree_map
 
 from pax_export._foundations.check import checked_choice
 from pax_export._foundations.errors import (
@@ -43,7 +43,6 @@ from pax_export.quantization._places import (
     why_not,
 )
 from pax_export.quantization._report import (
-    ChosenBits,
     QuantizationReport,
     QuantizedLeaf,
     choose,
@@ -58,16 +57,15 @@ from pax_export.quantization._rounding import (
     rounded_by_inputs,
 )
 
-Wish = Callable[[QuantizableArray], tuple[Any, str]]
+Arrays = dict[str, QuantizedArray]
 
 
-@dataclasses.dataclass
-class _Found:
-    """What was quantized; why other arrays were not, or not as asked for, by name."""
+class _Net(NamedTuple):
+    """A module, or params with their function, and its weights to be quantized."""
 
-    leaves: list[QuantizedLeaf] = dataclasses.field(default_factory=list)
-    kept: dict[str, str] = dataclasses.field(default_factory=dict)
-    fallbacks: dict[str, str] = dataclasses.field(default_factory=dict)
+    whole: Any
+    places: list[QuantizableArray]
+    put: Callable[[Mapping[str, Any]], Any]  # the net with arrays in these places, by name
 
 
 def quantize(
@@ -158,189 +156,179 @@ def quantize(
                 write="quantize(net.at(...)), or quantize(net, at=...)",
             )
         net, at = net.root, net
-    if isinstance(net, Module):
-        of_net, places = _module, [place for place, _ in places_of_layers([("", net)])]
-    else:
-        net, places = _pair_and_places(net, at, calls)
-        of_net = partial(_params, places)
-    wish = partial(_quantized, bits=bits, group=group, scheme=scheme)
-    small, found = of_net(net, at, wish, train)
-    leaves = found.leaves
-    if not leaves:
+    found = _of_module(net, at) if isinstance(net, Module) else _of_pair(net, at, calls)
+    before = found.whole
+    arrays, places, kept = _trained_and_others(found, train)
+    fallbacks: dict[str, str] = {}
+    sensitivity: Mapping[str, float] = {}
+    of_weights = dict.fromkeys(places, bits)
+    if budget is not None:
+        _check_budget(budget, calls, metric, bits, group, scheme)
+        lost = _loss(before, calls, metric)
+        rounded = lambda place, bits: _quantized(place, bits, None, scheme)[0]  # noqa: E731
+        chosen = choose(_arrays(before), list(places.values()), rounded, lost, budget)
+        of_weights, sensitivity = chosen
+    for name, place in places.items():
+        arrays[name], why = _quantized(place, of_weights[name], group, scheme)
+        fallbacks |= {name: why} if why else {}
+    if not arrays:
         raise InvalidArgumentError(
             "The net has no weights to quantize.",
             where="quantize",
-            got=", ".join(f"{name}: {why}" for name, why in found.kept.items())[:300]
-            or repr(net)[:100],
+            got=", ".join(f"{name}: {why}" for name, why in kept.items())[:300]
+            or repr(before)[:100],
             write="a net with Linear, Embed or convolutions, or (params, function)",
         )
-    if budget is not None:
-        chosen_bits = _chosen(net, places, calls, metric, budget, leaves, bits, group, scheme)
-        wish = lambda place: _quantized(  # noqa: E731
-            place, chosen_bits.bits.get(place.name, 8), None, scheme
-        )
-        small, found = of_net(net, at, wish, train)
-        lost = chosen_bits.sensitivity
-        leaves = [
-            dataclasses.replace(each, sensitivity=lost.get(each.name)) for each in found.leaves
-        ]
-    if rounding == "gptq":
-        wish, corrected = _by_inputs(partial(of_net, net, at), wish, calls or [])
-        small, found = of_net(net, at, wish, train)
-        lost = {each.name: each.sensitivity for each in leaves}
-        leaves = [
-            dataclasses.replace(
-                each,
-                sensitivity=lost[each.name],
-                rounding=rounding if each.name in corrected else "nearest",
-            )
-            for each in found.leaves
-        ]
-    weights_alone = None
+    corrected = _by_inputs(found, places, arrays, calls or []) if rounding == "gptq" else {}
+    arrays |= corrected
+    plain, missing, weights_alone = arrays, dict.fromkeys(arrays, ""), None
     if activations is not None:
-        plain = small
-        wish, missing = _with_inputs(partial(of_net, net, at), wish, calls or [], activations)
-        small, found = of_net(net, at, wish, train)
-        found.fallbacks = missing | found.fallbacks
-        leaves = [
-            each if each.name in missing else dataclasses.replace(each, activations=activations)
-            for each in leaves
-        ]
-        if calls is not None:
-            weights_alone = compared(call_of(net), call_of(plain), calls)
-    sizes, kept = _sizes(net, places), found.kept
+        arrays, missing = _with_inputs(found, arrays, calls or [], activations)
+        fallbacks = missing | fallbacks
+
+    def built(arrays: Arrays) -> Any:
+        return found.put({name: _trainable(places[name], each) for name, each in arrays.items()}
+                         if train else arrays)  # fmt: skip
+
+    small = built(arrays)
+    if activations is not None and calls is not None:
+        weights_alone = compared(call_of(before), call_of(built(plain)), calls)
+    if isinstance(before, Module):
+        known = {place.name for place, _ in places_of_layers([("", before)])}
+        for name, why in other_arrays(before, {*arrays, *kept}):
+            kept[name] = "not chosen" if name in known else why
+    sizes = _sizes(found)
     report = QuantizationReport(
-        tuple(leaves),
+        tuple(
+            dataclasses.replace(
+                _leaf(place, arrays[place.name]),
+                sensitivity=sensitivity.get(place.name),
+                rounding="gptq" if place.name in corrected else "nearest",
+                activations=None if place.name in missing else activations,
+            )
+            for place in found.places
+            if place.name in arrays
+        ),
         {name: kept[name] for name in sorted(kept, key=lambda name: -sizes.get(name, 0))},
-        found.fallbacks,
-        tree_bytes(tree_leaves(_arrays(net))),
+        fallbacks,
+        tree_bytes(tree_leaves(_arrays(before))),
         tree_bytes(tree_leaves(_arrays(small))),
-        None if metric is None else (_measured(metric, net), _measured(metric, small)),
-        None if calls is None else compared(call_of(net), call_of(small), calls),
+        None if metric is None else (_measured(metric, before), _measured(metric, small)),
+        None if calls is None else compared(call_of(before), call_of(small), calls),
         weights_alone,
         kept_bytes={name: sizes.get(name, 0) for name in kept},
     )
     return small, report
 
 
-def _sizes(net: Any, places: list[QuantizableArray]) -> dict[str, int]:
+def _sizes(net: _Net) -> dict[str, int]:
     """The sizes of arrays in bytes, by name."""
-    if not isinstance(net, Module):
-        return {place.name: place.weight.nbytes for place in places}
-    return {name: leaf.nbytes for name, leaf in named_leaves(net) if is_array(leaf)}
+    if not isinstance(net.whole, Module):
+        return {place.name: place.weight.nbytes for place in net.places}
+    return {name: leaf.nbytes for name, leaf in named_leaves(net.whole) if is_array(leaf)}
 
 
-def _by_inputs(of_net: Any, wish: Wish, calls: list[Any]) -> tuple[Wish, set[str]]:
-    """The arrays of a wish, rounded for the inputs of their products; the names of those."""
+def _trained_and_others(
+    net: _Net, train: bool
+) -> tuple[Arrays, dict[str, QuantizableArray], dict[str, str]]:
+    """The arrays of rounded weights, the weights to be quantized, and why others are not."""
+    arrays: Arrays = {}
     places: dict[str, QuantizableArray] = {}
+    kept: dict[str, str] = {}
+    for place in net.places:
+        if isinstance(place.weight, QuantizedArray):
+            raise QuantizationError(
+                "The net is already quantized.",
+                where=place.name,
+                got=repr(place.weight),
+                write="quantize the original net, quantize(net, at=...) for other parts, or "
+                "quantization.dequantize(net) first",
+            )
+        if isinstance(place.weight, RoundedArray):
+            if train:
+                raise QuantizationError(
+                    f"The net is already trained with {place.weight.form.bits} bits.",
+                    where=place.name,
+                    got=repr(place.weight),
+                    write="quantize(net) of the trained net, or train=True for the net before",
+                )
+            arrays[place.name] = place.weight.quantized()
+        elif why := why_not(place):
+            kept[place.name] = why
+        else:
+            places[place.name] = place
+    return arrays, places, kept
 
-    def in_8_bits(place: QuantizableArray) -> tuple[Any, str]:
-        places[place.name] = place
-        return _quantized(place, 8)  # so that inputs are nearly those of the float net
 
-    _, arrays, rebuilt = _noted(of_net, in_8_bits)
+def _trainable(place: QuantizableArray, array: QuantizedArray) -> RoundedArray:
+    return RoundedArray(place.weight, array.form, place.reduced, array.inputs, array.outputs)
+
+
+def _by_inputs(
+    net: _Net, places: Mapping[str, QuantizableArray], arrays: Arrays, calls: list[Any]
+) -> Arrays:
+    """The arrays that are rounded for the inputs of their products."""
+    in_8_bits = {name: _quantized(place, 8)[0] for name, place in places.items()}
+    near = {**arrays, **in_8_bits}  # so that inputs are nearly those of the float net
     moments = InputMoments()
     numbers = observe(
-        {name: each for name, each in arrays.items() if is_matrix(places[name])},
-        lambda observed: rebuilt(
-            {**{name: each for name, (each, _) in arrays.items()}, **observed}
-        ),
+        {name: (near[name], place.rank) for name, place in places.items() if is_matrix(place)},
+        lambda observed: call_of(net.put({**near, **observed})),
         calls,
         moments,
     )
-    sums = {
-        name: [moments.sums[int(each)] for each in own.reshape(-1)]
-        for name, own in numbers.items()
-        if all(_fits(moments.sums.get(int(each)), places[name]) for each in own.reshape(-1))
-    }
-
-    def corrected(place: QuantizableArray) -> tuple[Any, str]:
-        array, fallback = wish(place)
-        if place.name in sums and array.form.scheme != "float":
-            array = rounded_by_inputs(place, array, sums[place.name])
-        return array, fallback
-
-    return corrected, set(sums)
-
-
-def _fits(sums: Any, place: QuantizableArray) -> bool:
-    """Whether a product was seen, with what is summed in the last axis of its inputs."""
-    return sums is not None and len(sums) == place.weight.shape[place.axis]
-
-
-def _noted(of_net: Any, wish: Wish) -> tuple[Any, Any, Any]:
-    """Resolves a selection: its values, its arrays with axes per layer, and a rebuild function."""
-    made: dict[str, tuple[Any, str]] = {}
-    arrays: dict[str, tuple[Any, int]] = {}
-
-    def noted(place: QuantizableArray) -> tuple[Any, str]:
-        made[place.name] = array, _ = wish(place)
-        arrays[place.name] = array, place.rank
-        return made[place.name]
-
-    def rebuilt(observed: Any) -> Callable[..., Any]:
-        return call_of(of_net(lambda place: (observed[place.name], ""), False)[0])
-
-    of_net(noted, False)
-    return made, arrays, rebuilt
+    corrected = {}
+    for name, own in numbers.items():
+        seen = [moments.sums[int(each)] for each in own.reshape(-1) if int(each) in moments.sums]
+        size = places[name].weight.shape[places[name].axis]
+        # All products were seen, with what is summed in the last axis of their inputs.
+        is_seen = len(seen) == own.size and all(len(each) == size for each in seen)
+        if is_seen and arrays[name].form.scheme != "float":
+            corrected[name] = rounded_by_inputs(places[name], arrays[name], seen)
+    return corrected
 
 
 def _with_inputs(
-    of_net: Any, wish: Wish, calls: list[Any], activations: str
-) -> tuple[Wish, dict[str, str]]:
+    net: _Net, arrays: Arrays, calls: list[Any], activations: str
+) -> tuple[Arrays, dict[str, str]]:
     """Returns the arrays with rounded inputs; and those without, with reasons."""
-    made, arrays, rebuilt = _noted(of_net, wish)
-    if activations == "dynamic":
-        inputs: Any = {name: DynamicInputs() for name in arrays}
-        outputs: Any = {}
-    else:
-        inputs, outputs = static_ranges(arrays, rebuilt, calls, activations)
-
-    def rounding(place: QuantizableArray) -> tuple[Any, str]:
-        array, fallback = made[place.name]
-        return array.replace(
-            inputs=inputs.get(place.name), outputs=outputs.get(place.name)
-        ), fallback
-
+    inputs: dict[str, Any] = {name: DynamicInputs() for name in arrays}
+    outputs: dict[str, Any] = {}
+    if activations != "dynamic":
+        of_layers = {place.name: (arrays[place.name], place.rank)
+                     for place in net.places if place.name in arrays}  # fmt: skip
+        rebuilt = lambda observed: call_of(net.put(observed))  # noqa: E731
+        inputs, outputs = static_ranges(of_layers, rebuilt, calls, activations)
     why = "its inputs stay as they are: no batch reached a product with it"
-    return rounding, {name: why for name in arrays if name not in inputs}
+    return {
+        name: each.replace(inputs=inputs.get(name), outputs=outputs.get(name))
+        for name, each in arrays.items()
+    }, {name: why for name in arrays if name not in inputs}
 
 
-def _chosen(
-    net: Any,
-    places: list[QuantizableArray],
-    calls: Any,
-    metric: Any,
-    budget: float,
-    leaves: Any,
-    bits: int,
-    group: int | None,
-    scheme: str,
-) -> ChosenBits:
-    """The bits of each weight within a budget."""
+def _check_budget(
+    budget: float, calls: object, metric: object, bits: int, group: int | None, scheme: str
+) -> None:
+    is_number = isinstance(budget, numbers.Real) and not isinstance(budget, bool)
     is_other = bits != 8 or group is not None or scheme == "float"
-    if (calls is None and metric is None) or is_other or not _is_amount(budget):
+    if (calls is None and metric is None) or is_other or not is_number or budget < 0:
         raise InvalidArgumentError(
             "A budget requires batches or a metric, and chooses the bits itself.",
             where="quantize(budget=...)",
             got=f"budget={budget!r}, bits={bits}, group={group}, scheme={scheme!r}",
             write="quantize(net, batches, budget=0.01), or quantize(net, metric=..., budget=0.01)",
         )
-    names = {leaf.name for leaf in leaves}
-    places = [place for place in places if place.name in names and is_array(place.weight)]
-    is_module = isinstance(net, Module)
-    whole = (lambda arrays: arrays) if is_module else (lambda arrays: (arrays, net[1]))
+
+
+def _loss(
+    net: Any, calls: list[Any] | None, metric: Callable[[Any], Any] | None
+) -> Callable[[Any], float]:
+    """What other arrays of a net lose, by the metric or else by the outputs."""
     if metric is None:
-        lost = loss_of_outputs(call_of(net), calls or [])
-    else:
-        before = _measured(metric, net)
-        lost = lambda arrays: before - _measured(metric, whole(arrays))  # noqa: E731
-    rounded = lambda place, bits: _quantized(place, bits, None, scheme)[0]  # noqa: E731
-    return choose(_arrays(net), places, rounded, lost, budget)
-
-
-def _is_amount(budget: object) -> bool:
-    return isinstance(budget, numbers.Real) and not isinstance(budget, bool) and float(budget) >= 0
+        return loss_of_outputs(call_of(net), calls or [])
+    before = _measured(metric, net)
+    whole = (lambda arrays: arrays) if isinstance(net, Module) else lambda arrays: (arrays, net[1])
+    return lambda arrays: before - _measured(metric, whole(arrays))
 
 
 def _measured(metric: Callable[[Any], Any], net: PyTree) -> float:
@@ -367,7 +355,7 @@ def dequantize(net: Module) -> Any:
         >>> pax.quantization.dequantize(small).weight.dtype
         dtype('float32')
     """
-    return jax.tree_util.tree_map(
+    return tree_map(
         lambda each: each.dequantized() if isinstance(each, ArrayLike) else each,
         net,
         is_leaf=lambda each: isinstance(each, ArrayLike),
@@ -420,35 +408,33 @@ def _check_rounding(rounding: str, batches: object, train: bool) -> None:
         )
 
 
-def _module(net: Module, at: Selector, wish: Wish, train: bool) -> tuple[Any, _Found]:
+def _of_module(net: Module, at: Selector) -> _Net:
     modules = [("", net)] if at is None else chosen_modules(net, at, "quantize")
-    done = _Found()
-    arrays: dict[int, dict[str, Any]] = defaultdict(dict)
-    for place, own in places_of_layers(modules):
-        array = _one(place, wish, train, done)
-        if array is not None:
-            arrays[id(own.layer)][own.name] = array
-    changes = {layer: partial(_with_arrays, arrays=each) for layer, each in arrays.items()}
-    quantized = {each.name for each in done.leaves}
-    known = {place.name for place, _ in places_of_layers([("", net)])}
-    for name, why in other_arrays(net, {*quantized, *done.kept}):
-        done.kept[name] = "not chosen" if name in known else why
-    return apply_changes(net, changes), done
+    found = list(places_of_layers(modules))
+
+    def put(arrays: Mapping[str, Any]) -> Any:
+        by_layer: dict[int, dict[str, Any]] = defaultdict(dict)
+        for place, own in found:
+            if place.name in arrays:
+                by_layer[id(own.layer)][own.name] = arrays[place.name]
+        changes = {layer: partial(_with_arrays, arrays=each) for layer, each in by_layer.items()}
+        return apply_changes(net, changes)
+
+    return _Net(net, [place for place, _ in found], put)
 
 
 def _with_arrays(layer: Module, *, arrays: dict[str, Any]) -> Any:
     return layer.replace(**arrays)
 
 
-def _pair_and_places(net: PyTree, at: object, calls: PyTree) -> tuple[Any, list[QuantizableArray]]:
-    """Params and function of a net, and the arrays that are quantized."""
+def _of_pair(net: Any, at: object, calls: list[Any] | None) -> _Net:
     has_function = isinstance(net, tuple) and len(net) == 2 and callable(net[1])
-    pair = pair_of(net)
-    if not any(map(is_array, tree_leaves(pair[0]))):
+    params, function = pair_of(net)
+    if not any(map(is_array, tree_leaves(params))):
         raise InvalidArgumentError(
             "A function without params has no weights to quantize.",
             where="quantize(net)",
-            got=f"the function {getattr(pair[1], '__name__', '')}",
+            got=f"the function {getattr(function, '__name__', '')}",
             write="a module, a model of another framework, or (params, function)",
         )
     if at is not None:
@@ -458,64 +444,23 @@ def _pair_and_places(net: PyTree, at: object, calls: PyTree) -> tuple[Any, list[
             got=f"{type(net).__name__} with at={at!r}"[:200],
             write="quantize(net, batches), or quantize(module, at=...)",
         )
-    if calls is not None:
-        return pair, list(places_of_function(*pair, calls[0]))
-    if not has_function:
+    if calls is None and not has_function:
         raise InvalidArgumentError(
             "A third-party model requires batches.",
             where="quantize(batches=...)",
             got=f"{type(net).__name__} without batches",
             write="quantize(net, [x])",
         )
-    return pair, list(places_of_tree(pair[0]))
+    places = list(
+        places_of_tree(params) if calls is None else places_of_function(params, function, calls[0])
+    )
 
+    def put(arrays: Mapping[str, Any]) -> Any:
+        new = {id(place.weight): arrays[place.name] for place in places if place.name in arrays}
+        is_leaf = lambda each: isinstance(each, RoundedArray)  # noqa: E731
+        return tree_map(lambda leaf: new.get(id(leaf), leaf), params, is_leaf=is_leaf), function
 
-def _params(
-    places: list[QuantizableArray], net: Any, at: object, wish: Wish, train: bool
-) -> tuple[Any, _Found]:
-    params, function = net
-    done = _Found()
-    made = {id(place.weight): _one(place, wish, train, done) for place in places}
-
-    def new(leaf: object) -> Any:
-        found = made.get(id(leaf))
-        return leaf if found is None else found
-
-    is_leaf = lambda each: isinstance(each, RoundedArray)  # noqa: E731
-    return (jax.tree_util.tree_map(new, params, is_leaf=is_leaf), function), done
-
-
-def _one(place: QuantizableArray, wish: Wish, train: bool, done: _Found) -> Any:
-    """The quantized array of a place, or None; notes which it is."""
-    if isinstance(place.weight, QuantizedArray):
-        raise QuantizationError(
-            "The net is already quantized.",
-            where=place.name,
-            got=repr(place.weight),
-            write="quantize the original net, quantize(net, at=...) for other parts, or "
-            "quantization.dequantize(net) first",
-        )
-    trained = place.weight if isinstance(place.weight, RoundedArray) else None
-    if trained is not None:
-        if train:
-            raise QuantizationError(
-                f"The net is already trained with {trained.form.bits} bits.",
-                where=place.name,
-                got=repr(trained),
-                write="quantize(net) of the trained net, or train=True for the net before",
-            )
-        place = place._replace(weight=trained.weight)
-    why = why_not(place)
-    if why:
-        done.kept[place.name] = why
-        return None
-    array, fallback = wish(place) if trained is None else (trained.quantized(), "")
-    if fallback:
-        done.fallbacks[place.name] = fallback
-    done.leaves.append(_leaf(place, array))
-    if train:
-        return RoundedArray(place.weight, array.form, place.reduced, array.inputs, array.outputs)
-    return array
+    return _Net((params, function), places, put)
 
 
 def _quantized(
@@ -539,7 +484,8 @@ def _quantized(
 
 
 def _leaf(place: QuantizableArray, array: QuantizedArray) -> QuantizedLeaf:
-    largest, norm, norm_of_weight = map(float, _errors(place.weight, array.form, *array.stored))
+    weight = place.weight.weight if isinstance(place.weight, RoundedArray) else place.weight
+    largest, norm, norm_of_weight = map(float, _errors(weight, array.form, *array.stored))
     return QuantizedLeaf(
         place.name,
         tuple(place.weight.shape),
