@@ -18,8 +18,15 @@ from pax_export._foundations.check import checked_fraction, checked_integer, che
 from pax_export._foundations.errors import InvalidArgumentError
 from pax_export._foundations.jax import is_tracer
 from pax_export._foundations.types import Array, DTypeLike, PRNGKey
-from pax_export.adapters import _kernels as kernels
-from pax_export.adapters._lora import LoRA
+from pax_export.adapters._lora import (
+    KernelSizes,
+    LoRA,
+    apply_of,
+    column_norms,
+    is_table,
+    require_adaptable,
+    sizes_of,
+)
 from pax_export.core import (
     DeclaredArray,
     Frozen,
@@ -102,12 +109,12 @@ def lora(
         >>> adapted.parameters().weight, adapted.parameters().adapters["default"].lora_b.shape
         (EmptyNode, (2, 4))
     """
-    found = kernels.require_adaptable(module)
+    found = require_adaptable(module)
     keys = split_rng_key(key, 3 * len(found), "lora: key")
     by_array: dict[str, LoRA] = {}
     for n, (array, adapted) in enumerate(found.items()):
         where = join_path(repr(module)[:200], array)
-        sizes = kernels.sizes_of(adapted, where)
+        sizes = sizes_of(adapted, where)
         if checked_integer(rank, "lora.rank", least=1) > sizes.largest_rank:
             raise InvalidArgumentError(
                 "The rank of an adapter is larger than the sizes of its layer.",
@@ -122,19 +129,19 @@ def lora(
             alpha=checked_positive(rank if alpha is None else alpha, "lora.alpha"),
             dropout=checked_fraction(dropout, "lora.dropout", one_allowed=False),
             rslora=rslora,
-            magnitude=kernels.column_norms(adapted, adapted.array.astype(dtype)) if dora else None,
+            magnitude=column_norms(adapted, adapted.array.astype(dtype)) if dora else None,
             key=keys[3 * n + 2],
         )
     return put_adapter(module, name, by_array)
 
 
 def _initial_values(
-    adapted: DeclaredArray, sizes: kernels.KernelSizes, rank: int, a_key: PRNGKey, b_key: PRNGKey
+    adapted: DeclaredArray, sizes: KernelSizes, rank: int, a_key: PRNGKey, b_key: PRNGKey
 ) -> tuple[Array, Array, DTypeLike]:
     """Returns ``a``, ``b``, whose product is zero, and their dtype."""
     dtype = jnp.promote_types(adapted.array.dtype, jnp.float32)
     a_shape, b_shape = (*sizes.a, rank), (*sizes.stacked, rank, sizes.outputs)
-    if kernels.is_table(adapted):
+    if is_table(adapted):
         draw = lambda key, shape: jax.random.normal(key, shape, dtype)  # noqa: E731
         return filled_array(a_shape, 0, dtype), sample_padded(draw, b_key, b_shape), dtype
     bound = 1 / np.sqrt(np.prod(sizes.inputs, dtype=int))
@@ -296,7 +303,7 @@ def _adapted_namespace(base: type, namespace: dict[str, Any], value: bool) -> di
     def __call__(self: Any, x: Array, /, *args: object, **kwargs: object) -> Any:
         adapters = [pair for each in adapters_of(self).values() for pair in each.items()]
         active = [(array, each) for array, each in adapters if each.strength]
-        if kernels.apply_of(self) is None:
+        if apply_of(self) is None:
             if self.training and any(each.dropout for _, each in active):
                 raise InvalidArgumentError(
                     "Adapters with dropout require a layer with one kernel, and how it is applied.",

@@ -15,9 +15,8 @@ from jax.tree_util import tree_flatten_with_path
 from pax_export._foundations.check import as_strings, checked_float, checked_integer
 from pax_export._foundations.errors import InvalidArgumentError, PaxError, a_few, near_names
 from pax_export._foundations.types import PRNGKey
-from pax_export.adapters import _kernels as kernels
 from pax_export.adapters import _layer as layers
-from pax_export.adapters._lora import LoRA
+from pax_export.adapters._lora import LoRA, sizes_of
 from pax_export.core import (
     Module,
     Selection,
@@ -151,7 +150,7 @@ def _find_adaptable(
             else "the class or path of a layer",
         )
     largest = {
-        join_path(path, array): kernels.sizes_of(each, join_path(path, array)).largest_rank
+        join_path(path, array): sizes_of(each, join_path(path, array)).largest_rank
         for path, layer in found.items()
         for array, each in adaptable_arrays(layer).items()
     }

@@ -19,8 +19,7 @@ from jax.tree_util import tree_flatten, tree_unflatten
 
 from pax_export._foundations.errors import WeightsFileError, near_names
 from pax_export._foundations.types import Array, PRNGKey, PyTree
-from pax_export.adapters import _kernels as kernels
-from pax_export.adapters._lora import LoRA
+from pax_export.adapters._lora import LoRA, is_table, kernel_rank, sizes_of
 from pax_export.core import (
     DeclaredArray,
     Module,
@@ -51,7 +50,7 @@ _OTHER_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 def array_suffixes(adapted: DeclaredArray) -> tuple[str, str]:
     """Returns the suffixes of the names of ``a`` and ``b`` after the path of a layer."""
-    if kernels.is_table(adapted):
+    if is_table(adapted):
         return "lora_embedding_A", "lora_embedding_B"
     return "lora_A.weight", "lora_B.weight"
 
@@ -62,7 +61,7 @@ SUFFIXES = ("lora_A.weight", "lora_B.weight", "lora_embedding_A", "lora_embeddin
 
 def peft_shapes(adapted: DeclaredArray, where: str, rank: int) -> tuple[tuple, tuple, tuple]:
     """Returns the shapes of ``a``, ``b`` and the magnitude in PEFT's layout."""
-    sizes = kernels.sizes_of(adapted, where)
+    sizes = sizes_of(adapted, where)
     *kernel, inputs = sizes.inputs
     ones = (1,) * len(kernel)
     b = (*sizes.stacked, sizes.outputs, rank, *ones)
@@ -72,13 +71,13 @@ def peft_shapes(adapted: DeclaredArray, where: str, rank: int) -> tuple[tuple, t
 
 def rank_of(adapted: DeclaredArray, b: Any) -> int:
     """Returns the rank from the shape of PEFT's ``b``; 0 for other arrays."""
-    kernel = kernels.kernel_rank(adapted)
+    kernel = kernel_rank(adapted)
     return b[-1 - kernel] if len(b) > kernel + 1 else 0
 
 
 def to_peft(adapted: DeclaredArray, adapter: LoRA) -> dict[str, np.ndarray]:
     """Returns the arrays of an adapter by name suffix, in PEFT's layout."""
-    kernel = kernels.kernel_rank(adapted)
+    kernel = kernel_rank(adapted)
     a, b = np.asarray(adapter.lora_a), np.swapaxes(np.asarray(adapter.lora_b), -1, -2)
     a = _features_first(a, kernel)
     a_name, b_name = array_suffixes(adapted)
@@ -93,7 +92,7 @@ def to_peft(adapted: DeclaredArray, adapter: LoRA) -> dict[str, np.ndarray]:
 
 def from_peft(adapted: DeclaredArray, a: Array, b: Any, magnitude: PyTree) -> tuple[Any, Any, Any]:
     """Converts arrays in PEFT's layout, with checked shapes, to those of `LoRA`."""
-    kernel = kernels.kernel_rank(adapted)
+    kernel = kernel_rank(adapted)
     b = b.reshape(b.shape[: b.ndim - kernel])
     if magnitude is not None and kernel:
         stacked = b.ndim - 2
@@ -359,7 +358,7 @@ class Reading:
         if has_outputs and array.ndim >= -axis:
             parts = np.split(
                 array,
-                np.cumsum([kernels.sizes_of(each, own).outputs for each in adaptable[:-1]]),
+                np.cumsum([sizes_of(each, own).outputs for each in adaptable[:-1]]),
                 axis,
             )
         for path, part in zip(paths, parts):

@@ -7,13 +7,15 @@ import operator
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from pax_export._foundations.errors import (
     ExportPathError,
     InvalidArgumentTypeError,
+    PaxError,
     TokenizerError,
     a_few,
     errors_in,
@@ -199,14 +201,14 @@ class Tokenizer:
             config["extra_special_tokens"] = others
         if self._inner.encode_special_tokens:
             config["split_special_tokens"] = True
-        made = {"tokenizer.json": self.json()}
+        files = {"tokenizer.json": self.json()}
         templates = self.chat_templates
         if set(templates) == {"default"}:
-            made["chat_template.jinja"] = templates["default"].encode()
+            files["chat_template.jinja"] = templates["default"].encode()
         elif templates:
             config["chat_template"] = [{"name": k, "template": v} for k, v in templates.items()]
         config_file = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
-        return {**made, "tokenizer_config.json": config_file.encode()}
+        return {**files, "tokenizer_config.json": config_file.encode()}
 
     def json(self) -> bytes:
         """The content of ``tokenizer.json``."""
@@ -336,13 +338,13 @@ class Tokenizer:
                 got=f"{foreign}={variables[foreign]!r:.80}",
                 write=TEMPLATE_KEYWORDS[foreign],
             )
-        for name, given in (("messages", messages), ("tools", () if tools is None else tools)):
-            is_list = isinstance(given, Sequence)
-            if not is_list or not all(isinstance(each, Mapping) for each in given):
+        for name, value in (("messages", messages), ("tools", () if tools is None else tools)):
+            is_list = isinstance(value, Sequence)
+            if not is_list or not all(isinstance(each, Mapping) for each in value):
                 raise InvalidArgumentTypeError(
                     "apply_chat_template takes one conversation, and tools as JSON schemas.",
                     where=f"{where}: {name}",
-                    got=f"{type(given).__name__}: {given!r:.80}",
+                    got=f"{type(value).__name__}: {value!r:.80}",
                     write='[{"role": "user", "content": "Hello"}], a call for each conversation',
                 )
         name = "tool_use" if tools and "tool_use" in self.chat_templates else "default"
@@ -353,7 +355,7 @@ class Tokenizer:
                 got=f"templates {a_few(sorted(self.chat_templates), 6) or '(none)'}",
                 write="Tokenizer(tokenizer, special_tokens, chat_template=...), or encode(text)",
             )
-        given = {
+        filled = {
             **self.special_tokens,
             **variables,
             # A template asks whether a key is there; some clients write null.
@@ -362,7 +364,7 @@ class Tokenizer:
             "documents": variables.get("documents"),
             "add_generation_prompt": add_generation_prompt,
         }
-        text = render(self.chat_templates[name], given, where)
+        text = render(self.chat_templates[name], filled, where)
         return self.encode(text, add_special_tokens=False) if tokenize else text
 
 
@@ -382,15 +384,15 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str) and not _SURROGATE.search(value)
 
 
-def _as_texts(given: object, name: str, write: str) -> dict[str, str]:
+def _as_texts(texts: Mapping[str, str] | None, name: str, write: str) -> dict[str, str]:
     """Returns texts by name; none for None."""
-    found = {} if given is None else given
+    found = {} if texts is None else texts
     if isinstance(found, Mapping) and all(map(_is_text, (*found, *found.values()))):
         return dict(found)
     raise InvalidArgumentTypeError(
         "Special tokens and chat templates are texts by name.",
         where=f"Tokenizer: {name}",
-        got=f"{type(given).__name__}: {given!r:.80}",
+        got=f"{type(texts).__name__}: {texts!r:.80}",
         write=f"{name}={write}",
     )
 
@@ -408,49 +410,48 @@ def _as_ids(ids: Any, where: str) -> list[int]:
     )
 
 
-def _read_text(file: Path) -> bytes:
+@contextmanager
+def _reading(where: str) -> Iterator[None]:
+    """Context manager for files and entries of other programs: what is wrong in them is named."""
     try:
-        return read_small_file(file, _LARGEST)
-    except FileNotFoundError:
-        raise _no_tokenizer(file) from None
-    except OSError as error:
+        yield
+    except PaxError:
+        raise
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise TokenizerError(
-            "The file of the tokenizer cannot be read.",
-            where=str(file),
-            got=f"{type(error).__name__}: {error}"[:200],
-            write="a folder with tokenizer.json (transformers' save_pretrained writes it), or "
-            "Tokenizer.from_gguf(path)",
+            "A file of the tokenizer is not as transformers writes it.",
+            where=where,
+            got=named_line(error),
+            write="the file as transformers wrote it",
         ) from None
 
 
-def _no_tokenizer(file: Path) -> TokenizerError:
-    folder = file.parent
-    is_named = file.name == "tokenizer.json" and folder.is_dir()
-    return TokenizerError(
-        "The tokenizer's file is missing.",
-        where=str(file),
-        got=f"a folder with {some_names(folder)}" if is_named else "no file and no folder",
-        write="Tokenizer.from_gguf(path) for a GGUF file; a folder of transformers with older "
-        "files after AutoTokenizer.from_pretrained(folder).save_pretrained(folder)",
-    )
+def _read_text(file: Path) -> bytes:
+    try:
+        return read_small_file(file, _LARGEST)
+    except OSError as error:
+        got, folder = named_line(error), file.parent
+        if isinstance(error, FileNotFoundError):
+            is_named = file.name == "tokenizer.json" and folder.is_dir()
+            got = f"a folder with {some_names(folder)}" if is_named else "no file and no folder"
+        raise TokenizerError(
+            "The file of the tokenizer cannot be read.",
+            where=str(file),
+            got=got,
+            write="Tokenizer.from_gguf(path) for a GGUF file; a folder of transformers with older "
+            "files after AutoTokenizer.from_pretrained(folder).save_pretrained(folder)",
+        ) from None
 
 
 def _optional_json(file: Path) -> dict[str, Any]:
     """Reads an optional JSON file next to the tokenizer."""
     if not file.exists():
         return {}
-    try:
+    with _reading(str(file)):
         found = json.loads(_read_text(file))
-    except (ValueError, RecursionError) as error:
-        found = error
-    if isinstance(found, dict):
+        if not isinstance(found, dict):
+            raise TypeError(f"a JSON object was expected, not {found!r:.200}")
         return found
-    raise TokenizerError(
-        "A configuration file of a tokenizer must be a JSON object.",
-        where=str(file),
-        got=f"{found!r:.200}",
-        write="the file as transformers wrote it",
-    )
 
 
 #: Classes of transformers that make the part of ``tokenizer.json`` anew which adds a space.
@@ -483,34 +484,24 @@ def _token_text(value: object) -> str:
     return str(value["content"]) if isinstance(value, dict) and "content" in value else str(value)
 
 
-def _token_texts(given: object) -> list[str]:
+def _token_texts(tokens: Any) -> list[str]:
     """The special tokens without a name."""
-    if given is None or isinstance(given, list):
-        return [_token_text(each) for each in given or ()]
-    raise _invalid_entry("additional_special_tokens", f"{given!r:.100}")
-
-
-def _invalid_entry(name: str, got: str) -> TokenizerError:
-    return TokenizerError(
-        "An entry of the tokenizer's configuration has the wrong type.",
-        where=name,
-        got=got,
-        write="the file as transformers wrote it",
-    )
+    with _reading("additional_special_tokens"):
+        if not isinstance(tokens, (list, NoneType)):
+            raise TypeError(f"a list was expected, not {tokens!r:.100}")
+        return [_token_text(token) for token in tokens or ()]
 
 
 def _add_tokens(inner: PyTree, described: Mapping[str, Any]) -> None:
     """Adds the tokens of ``tokenizer_config.json`` that ``tokenizer.json`` lacks, by their ids."""
     make = require("tokenizers", "tokenizers", "Tokenizer").AddedToken
     flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
-    try:
+    with _reading("added_tokens_decoder"):
         ordered = sorted(described.items(), key=lambda each: int(each[0]))
         tokens = [
             make(token["content"], **{name: token[name] for name in flags if name in token})
             for _, token in ordered
         ]
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise _invalid_entry("added_tokens_decoder", named_line(error)) from None
     inner.add_tokens(tokens)
 
 
@@ -525,14 +516,12 @@ def _mark_special(inner: PyTree, named: Iterable[str], extra: Iterable[str]) -> 
     inner.add_special_tokens(list(dict.fromkeys(new)))
 
 
-def _named_templates(said: Any) -> dict[str, str]:
+def _named_templates(templates: Any) -> dict[str, str]:
     """The templates of a configuration: one, or a list with names."""
-    if said is None or isinstance(said, str):
-        return {} if said is None else {"default": said}
-    try:
-        return {str(each["name"]): str(each["template"]) for each in said}
-    except (KeyError, TypeError) as error:
-        raise _invalid_entry("chat_template", named_line(error)) from None
+    if templates is None or isinstance(templates, str):
+        return {} if templates is None else {"default": templates}
+    with _reading("chat_template"):
+        return {str(each["name"]): str(each["template"]) for each in templates}
 
 
 def _templates(folder: Path) -> dict[str, str]:
@@ -544,8 +533,6 @@ def _templates(folder: Path) -> dict[str, str]:
     own |= {file.stem: file for file in sorted(folder.glob("additional_chat_templates/*.jinja"))}
     for name, file in own.items():
         if file.exists():
-            try:
+            with _reading(str(file)):
                 found[name] = _read_text(file).decode()
-            except UnicodeDecodeError as error:
-                raise _invalid_entry(str(file), named_line(error)) from None
     return found

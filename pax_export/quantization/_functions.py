@@ -24,9 +24,8 @@ from pax_export._foundations.types import Array, Equation, PyTree, TracedProgram
 from pax_export.core import ParameterModule, is_array
 from pax_export.export.tracing.model_forms import CALL, form_of
 from pax_export.precision.quantized import ArrayLike, Form, QuantizedArray, quantized_dot, rows
-from pax_export.quantization._compare import called
-from pax_export.quantization._places import QuantizableArray, places_of_tree
-from pax_export.quantization._rounding import rounded
+from pax_export.quantization._batches import called
+from pax_export.quantization._rounding import QuantizableArray, places_of_tree, rounded
 
 
 class QuantizedFunction:

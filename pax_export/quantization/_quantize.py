@@ -32,16 +32,16 @@ from pax_export.precision.quantized import (
     QuantizedArray,
     dequantized,
 )
-from pax_export.quantization._calibrate import METHODS, observe, static_ranges
-from pax_export.quantization._compare import call_of, checked, compared, loss_of_outputs
-from pax_export.quantization._functions import RoundedArray, pair_of, places_of_function
-from pax_export.quantization._places import (
-    QuantizableArray,
-    other_arrays,
-    places_of_layers,
-    places_of_tree,
-    why_not,
+from pax_export.quantization._batches import (
+    METHODS,
+    call_of,
+    checked,
+    compared,
+    loss_of_outputs,
+    observe,
+    static_ranges,
 )
+from pax_export.quantization._functions import RoundedArray, pair_of, places_of_function
 from pax_export.quantization._report import (
     QuantizationReport,
     QuantizedLeaf,
@@ -51,10 +51,15 @@ from pax_export.quantization._report import (
 from pax_export.quantization._rounding import (
     LEVELS,
     InputMoments,
+    QuantizableArray,
     fits_halves,
     is_matrix,
+    other_arrays,
+    places_of_layers,
+    places_of_tree,
     rounded,
     rounded_by_inputs,
+    why_not,
 )
 
 Arrays = dict[str, QuantizedArray]

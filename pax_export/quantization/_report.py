@@ -11,7 +11,7 @@ import jax
 from pax_export._foundations.errors import QuantizationError
 from pax_export._foundations.files.disk import bytes_text
 from pax_export._foundations.types import PyTree
-from pax_export.quantization._places import NO_LAYER, QuantizableArray
+from pax_export.quantization._rounding import NO_LAYER, QuantizableArray
 
 #: Why arrays of a user's own modules are kept, what to write, and how many bytes make it worth it.
 _ALL_ARRAYS = "pax.quantize((net.eval(), lambda net, x: net(x)), [x])"

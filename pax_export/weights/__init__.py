@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from pax_export.weights._file import open_weights
 from pax_export.weights._hub import local_path, push_to_hub
-from pax_export.weights._leaves import LoadReport, compare_leaves, leaves_by_name, mismatch_error
 from pax_export.weights._metadata import Description, describe_array, is_key
 from pax_export.weights._save_load import (
+    LoadReport,
     chosen_sharding,
+    compare_leaves,
     explain_absence,
+    leaves_by_name,
     load_weights,
+    mismatch_error,
     refuse_narrowing,
     require_shape,
     require_values,

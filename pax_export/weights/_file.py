@@ -19,8 +19,7 @@ from pax_export._foundations.files.overwrite_guard import Belongs, Recognize
 from pax_export._foundations.optional import require
 from pax_export.weights import _metadata
 from pax_export.weights._binary_file import BinaryFile, damage_error, refuse_damaged
-from pax_export.weights._leaves import RESERVED
-from pax_export.weights._metadata import NUMPY_NAMES, Description, Note, from_stored
+from pax_export.weights._metadata import NUMPY_NAMES, RESERVED, Description, Note, from_stored
 
 # First bytes of other file types, for the error about a file that is not safetensors.
 _SIGNATURES = {

@@ -22,9 +22,10 @@ import numpy as np
 
 from pax_export._foundations.types import DTypeLike, PyTree
 from pax_export._foundations.wire import crc32
-from pax_export.weights._leaves import RESERVED
 
 Note = dict[str, str]
+#: The one name that a safetensors file keeps for itself.
+RESERVED = "__metadata__"
 
 # The codes that safetensors writes for dtypes, and how numpy calls them.
 NUMPY_NAMES = {

@@ -15,8 +15,7 @@ from pax_export._foundations.errors import InvalidArgumentError, InvalidArgument
 from pax_export._foundations.types import AnyMesh, DTypeLike, PyTree
 from pax_export.core import Module, escape_step, next_rng_key, pure
 from pax_export.sharding import RulesLike, shardings
-from pax_export.weights._leaves import leaves_by_name
-from pax_export.weights._save_load import require_shape
+from pax_export.weights._save_load import leaves_by_name, require_shape
 from pax_export.weights.adoption import _refusals
 from pax_export.weights.adoption._array_transforms import Piece, apply_piece
 from pax_export.weights.adoption._groups import Group

@@ -7,7 +7,7 @@ decide, by three rules:
   Numbers of several levels must branch alike.
 - Words: a layer takes groups that share every word with it that any other group shares. If that
   leaves one assignment, and the groups would not choose another, it is taken.
-- Order: words of norms tell their order in a block, see `_order`.
+- Order: words of norms tell their order in a block, see `NormPlace`.
 
 The modules around a layer, and where their other layers went, count as words.
 """
@@ -20,10 +20,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pax_export.weights.adoption._groups import Fits, Group
-from pax_export.weights.adoption._layers import Layer
+from pax_export.weights.adoption._layers import Layer, is_norm
 from pax_export.weights.adoption._missing import without_counterpart
-from pax_export.weights.adoption._name_parsing import KINDS, paths_above
-from pax_export.weights.adoption._order import contradicts_order, is_norm, norm_place, sort_norms
+from pax_export.weights.adoption._name_parsing import (
+    KINDS,
+    contradicts_order,
+    norm_place,
+    paths_above,
+    sort_norms,
+)
 
 #: The number of steps spent on looking for a second assignment.
 _STEPS = 20_000

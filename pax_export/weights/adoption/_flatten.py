@@ -13,10 +13,9 @@ from typing import Any
 from pax_export._foundations.errors import InvalidArgumentError
 from pax_export.weights.adoption._array_transforms import Piece, Shape, Step
 from pax_export.weights.adoption._groups import Group
-from pax_export.weights.adoption._layers import Layer
+from pax_export.weights.adoption._layers import Layer, is_norm
 from pax_export.weights.adoption._layouts import Recipe
 from pax_export.weights.adoption._name_parsing import WEIGHT
-from pax_export.weights.adoption._order import is_norm
 
 AS_IT_IS, FIRST = "as it is", "channels_first"
 #: The user's option for all layers, or the number of flattened channels by path.

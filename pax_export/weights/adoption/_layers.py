@@ -9,8 +9,8 @@ from typing import Any
 
 from pax_export.core import DeclaredArray, Module, declared_at, is_at, named_modules
 from pax_export.transforms import Scan, Vmap
-from pax_export.weights._leaves import leaves_by_name
 from pax_export.weights._metadata import is_key
+from pax_export.weights._save_load import leaves_by_name
 from pax_export.weights.adoption._array_transforms import LeafPart, Shape
 from pax_export.weights.adoption._name_parsing import (
     BIAS,
@@ -64,6 +64,12 @@ class Layer:
         shapes = tuple((role, leaf.shape) for role, leaf in sorted(self.leaves.items()))
         sizes = () if self.stack is None else self.stack.sizes
         return (self.kind, shapes, self.options, self.heads, sizes)
+
+
+def is_norm(layer: Layer) -> bool:
+    """Whether a layer is a norm, of this library or called so."""
+    free = layer.kind == "free" and all(len(leaf.shape) == 1 for leaf in layer.leaves.values())
+    return layer.kind in ("norm", "batch_norm") or (free and "norm" in layer.name.words)
 
 
 @dataclass

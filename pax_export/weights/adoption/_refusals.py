@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from pax_export._foundations.errors import AdoptionError, AmbiguousWeightsError, near_names
+from pax_export._foundations.errors import AdoptionError, AmbiguousWeightsError
 from pax_export.weights.adoption._array_transforms import Piece, Shape
 from pax_export.weights.adoption._flatten import SAYS, flattened_channels
 from pax_export.weights.adoption._groups import Group, is_fused
 from pax_export.weights.adoption._layers import Layer
 from pax_export.weights.adoption._layouts import Recipe, explain_other_function
-from pax_export.weights.adoption._missing import is_stranger
 from pax_export.weights.adoption._name_parsing import BIAS, OF_CELL, RECURRENT, WEIGHT
-from pax_export.weights.adoption._name_parsing import split_words as words_of
 from pax_export.weights.adoption._plan import Hypothesis, Study
 from pax_export.weights.sources import Source
 
@@ -57,13 +55,9 @@ def impossible_error(
             lines += [f"  - no array for {leaf.says}{_shape_text(leaf.shape)}, beside {group.path}"
                       for leaf in gone]  # fmt: skip
         else:
-            near = _nearest_group(layer, outcome.left)
-            lines.append(
-                f"  - no array for {_layer_text(layer)}{near}{_explain_layer(layer, best)}"
-            )
+            lines.append(f"  - no array for {_layer_text(layer)}")
     for group in rest:
-        why = _explain_group(group) + _fits_by_shape(group, best)
-        lines.append(f"  - no place for {_group_text(group)}{why}")
+        lines.append(f"  - no place for {_group_text(group)}{_explain_group(group)}")
     for component in outcome.unbalanced:
         if len(component.layers) > 1 or len(component.groups) > 1:
             lines.append(
@@ -121,24 +115,6 @@ def _present_half(layer: Layer, left: Sequence[Group]) -> Group | None:
     return found[0] if len(found) == 1 else None
 
 
-def _fits_by_shape(group: Group, hypothesis: Hypothesis) -> str:
-    """Returns where an array would fit by shape."""
-    for layer in hypothesis.outcome.missing:
-        if is_stranger(layer, group) and hypothesis.ways_of(layer, group):
-            return (
-                f'; of the shape of {layer.path}: rename={{"{group.path}": "{layer.path}"}} if '
-                "it is meant"
-            )
-    return ""
-
-
-def _nearest_group(layer: Layer, groups: Sequence[Group]) -> str:
-    """Suggests the array of the file that may have been meant, with its shape."""
-    found = near_names(layer.path, [group.path for group in groups], 1)
-    group = next((each for each in groups if found and each.path == found[0]), None)
-    return f"; near: {_group_text(group)}" if group is not None else ""
-
-
 def _explain_group(group: Group) -> str:
     if group.lacks:
         return f"; {group.lacks}"
@@ -159,16 +135,6 @@ def _explain_group(group: Group) -> str:
     if is_fused(group.raw):
         return '; queries, keys and values in one: fused="blocks" or "by head" says in which order'
     return ""
-
-
-def _explain_layer(layer: Layer, hypothesis: Hypothesis) -> str:
-    """Explains a layer that may fuse queries, keys and values."""
-    called = {word for group in hypothesis.outcome.left for word in group.said}
-    if not is_fused(words_of(layer.path)) or not called & {"query", "key", "value"}:
-        return ""
-    if layer.heads is None and hypothesis.fused == "by head":
-        return '; fused="by head" needs the number of heads: num_heads of the module around it'
-    return '; queries, keys and values in one: fused="blocks" or "by head" says in which order'
 
 
 def ambiguity_error(study: Study, source: Source, agreeing: int = 0) -> AmbiguousWeightsError:

@@ -27,9 +27,8 @@ from pax_export._foundations.files.overwrite_guard import Belongs
 from pax_export._foundations.types import PyTree
 from pax_export.core import is_at
 from pax_export.weights._file import whole_file, write_weights
-from pax_export.weights._leaves import leaves_by_name
 from pax_export.weights._metadata import Note, is_inexact, to_stored
-from pax_export.weights._save_load import require_values
+from pax_export.weights._save_load import leaves_by_name, require_values
 from pax_export.weights.adoption._adopt import plan_of
 from pax_export.weights.adoption._array_transforms import (
     Piece,
