@@ -409,7 +409,7 @@ def test_invalid_tokenizers_and_texts_are_refused(tmp_path):
         Tokenizer.from_pretrained(tmp_path)
     byte_level().save(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text("[1]")
-    with refused(error, got="[1]"):
+    with refused(error, got="TypeError: a JSON object was expected, not [1]"):
         Tokenizer.from_pretrained(tmp_path)
 
 
