@@ -75,6 +75,18 @@ def test_what_all_turns_of_a_loop_do_is_written_before_it(tmp_path):
     (turn,) = [each for each in bodies if "Tanh" in each]
     assert "MatMul" in turn
     assert "Transpose" not in turn
+    nodes = [n for f in saved.meta_graphs[0].graph_def.library.function for n in f.node_def]
+    (loop,) = (each for each in nodes if each.op == "StatelessWhile")
+    assert loop.attr["_lower_using_switch_merge"].b  # else each turn is a call
+
+
+def test_gates_in_another_order_are_not_transposed(tmp_path):
+    def run(weight, x):
+        turned = jnp.concatenate([each.T for each in jnp.split(weight, 2, axis=1)][::-1])
+        return x @ turned[None][0].T
+
+    _exported((jnp.eye(4), run), tmp_path / "m", spec("b, 4"), vjp_order=0)
+    assert "Transpose" not in _operators(tmp_path / "m")
 
 
 def test_sizes_that_do_not_fit_are_an_error(tmp_path):

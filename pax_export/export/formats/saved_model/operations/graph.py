@@ -97,6 +97,7 @@ class NodeBuilder:
         self.sizes = GraphSizes(self._in_root)
         self._library, self._name = library, name
         self._reshaped: dict[tuple[Frame | None, str], Output] = {}
+        self._transposed: dict[tuple[Frame | None, str], tuple[Output, list[int]]] = {}
         self._count = 0
 
     def __call__(self, operator: str, *operands: Any, **attributes: Any) -> Any:
@@ -308,11 +309,24 @@ class NodeBuilder:
         self._reshaped[made.frame, made.name] = x
         return made
 
+    def reshaped(self, x: Output, size: Any) -> Output:
+        """The array that was reshaped to this one, if its last axis has this size, too."""
+        source = self._reshaped.get((x.frame, x.name), x)
+        return source if source.rank and same_size(source.shape[-1], size) else x
+
     def transpose(self, x: Output, order: Sequence[int]) -> Output:
-        if list(order) == list(range(len(order))):
+        x, before = self.transposed(x)  # transposed twice, it is once
+        order = [before[axis] for axis in order]
+        if order == sorted(order):
             return x
-        made = self("Transpose", x, list(order))
-        return dataclasses.replace(made, shape=tuple(x.shape[axis] for axis in order))
+        made = self("Transpose", x, order)
+        made = self.shaped(made, [x.shape[axis] for axis in order])
+        self._transposed[made.frame, made.name] = x, order
+        return made
+
+    def transposed(self, x: Output) -> tuple[Output, list[int]]:
+        """The array that was transposed to this one, and the order of its axes."""
+        return self._transposed.get((x.frame, x.name), (x, list(range(x.rank))))
 
     def broadcast(self, x: Output, shape: Sequence[Any]) -> Output:
         if x.shape is not None and same_shape(x.shape, shape):
@@ -339,7 +353,7 @@ def _spec_of(tensor: Output) -> Spec:
 
 
 #: Operators that are written before a loop whose turns would all do the same.
-_MOVES = frozenset({"Transpose", "Squeeze", "Cast"})
+_MOVES = frozenset({"Transpose", "Reshape", "Squeeze", "Cast"})
 #: Names of dtypes, which other operands of operators are not.
 _FIXED = frozenset({"bool", "int32", "int64", "uint8", "variant"})
 

@@ -97,6 +97,8 @@ T Tindex Tindex > band=T | any : MatrixBandPart
 T > diagonal=T | any : MatrixDiagPart
 T T > output=T | any : MatrixSetDiag
 shape_type int32 > handle=variant | any : TensorListReserve
+element_dtype shape_type > output_handle=variant | any : TensorListFromTensor
+variant int32 int32 > item=element_dtype | any : TensorListGetItem
 variant int32 element_dtype > output_handle=variant | any : TensorListSetItem
 variant int32 > tensor=element_dtype | any : TensorListStack
 """

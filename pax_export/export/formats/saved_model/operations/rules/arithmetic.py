@@ -81,7 +81,9 @@ def add(builder: NodeBuilder, x: Output, y: Output, **_: object) -> Output:
         if one.rank > 1 and one.thin is None and bias.rank == one.rank:
             *rest, size = bias.shape
             if is_number(size) and size == one.shape[-1] > 1 and all(same_size(n, 1) for n in rest):
-                return builder("BiasAdd", one, builder.reshape(bias, [size]))
+                product = builder.reshaped(one, size)  # beside it, they are fused
+                made = builder("BiasAdd", product, builder.reshape(bias, [size]))
+                return builder.reshape(builder.shaped(made, product.shape), one.shape)
     return builder("AddV2", *builder.spread(x, y))
 
 

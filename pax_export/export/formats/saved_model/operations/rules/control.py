@@ -19,6 +19,8 @@ from pax_export.export.formats.saved_model.operations.graph import (
 from pax_export.export.formats.saved_model.proto.nodes import VARIANT, FunctionName, dtype_number
 from pax_export.export.portable.decompositions.control import is_of_one
 
+#: Run in the graph around them, as TensorFlow writes its own, and not each turn as a call.
+_IN_GRAPH = {"_lower_using_switch_merge": True}
 _INDEX = jax.ShapeDtypeStruct((), np.int32)
 
 
@@ -53,7 +55,7 @@ def branched(
             frame.results = list(branch())
         frames.append(frame)
     names, captured = builder.library(*frames)
-    told = {"Tin": _numbers(captured), "Tout": _numbers(results)}
+    told = {"Tin": _numbers(captured), "Tout": _numbers(results), **_IN_GRAPH}
     told["branches"] = list(map(FunctionName, names))
     return builder.add("StatelessCase", [which, *captured], results, **told)
 
@@ -85,8 +87,8 @@ def _loop(
     given = [*map(builder.tensor, state), *captured]
     told = dict(zip(("cond", "body"), map(FunctionName, names)))
     ends = [*results, *given[len(results) :]]
-    made = builder.add("StatelessWhile", given, ends,
-                       T=_numbers(given), **told)  # fmt: skip
+    told = {"T": _numbers(given), **told, **_IN_GRAPH}
+    made = builder.add("StatelessWhile", given, ends, **told)
     return made[: len(results)]
 
 
@@ -103,6 +105,10 @@ def scan(builder: NodeBuilder, *operands: Output, **told: Any) -> list[Output]:
         )
         for each in stacks
     ]
+    shapes = [row.shape[1:] for row in rows]
+    taken = [
+        builder("TensorListFromTensor", row, _known(shape)) for row, shape in zip(rows, shapes)
+    ]
     begun = [builder.tensor(0), *state, *lists]
     structs = [_INDEX, *results[:count], *(_Handle for _ in stacks)]
     with builder.function(structs) as going:
@@ -112,7 +118,11 @@ def scan(builder: NodeBuilder, *operands: Output, **told: Any) -> list[Output]:
         place = index
         if reverse:
             place = builder("Sub", builder("Sub", size, 1), index)
-        pieces = [builder.shaped(builder("GatherV2", row, place, 0), row.shape[1:]) for row in rows]
+        pieces = [
+            builder("TensorListGetItem", each, place, _known(shape), element_dtype=row.dtype)
+            for each, row, shape in zip(taken, rows, shapes)
+        ]
+        pieces = list(map(builder.shaped, pieces, shapes))
         made = builder.inline(told["jaxpr"], [*consts, *carried[:count], *pieces])
         stored = [
             builder("TensorListSetItem", handle, place, each)

@@ -31,6 +31,9 @@ def reshape(builder: NodeBuilder, x: Output, *, dimensions: Any, **_: object) ->
 
 @rule("squeeze")
 def squeeze(builder: NodeBuilder, x: Output, *, dimensions: Sequence[int]) -> Output:
+    shape = builder.results[0].shape
+    if sum(not is_number(size) for size in shape) < 2:
+        return builder.reshape(x, shape)
     return builder("Squeeze", x, squeeze_dims=list(dimensions)) if len(dimensions) else x
 
 
@@ -41,11 +44,19 @@ rule("rev")(
         builder("ReverseV2", x, list(dimensions)) if len(dimensions) else x
     )
 )
-rule("concatenate")(
-    lambda builder, *xs, dimension: (
-        xs[0] if len(xs) == 1 else builder("ConcatV2", xs, int(dimension))
-    )
-)
+
+
+@rule("concatenate")
+def concatenate(builder: NodeBuilder, *xs: Output, dimension: int) -> Output:
+    if len(xs) == 1:
+        return xs[0]
+    arrays, orders = zip(*map(builder.transposed, xs))
+    if any(order != orders[0] for order in orders):
+        return builder("ConcatV2", xs, int(dimension))
+    made, order = builder("ConcatV2", arrays, orders[0][dimension]), orders[0]
+    shape = builder.results[0].shape  # of arrays that were transposed alike, it is transposed
+    made = builder.shaped(made, [shape[order.index(axis)] for axis in range(len(shape))])
+    return builder.transpose(made, order)
 
 
 @rule("broadcast_in_dim")
