@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from pax_export._foundations.jaxpr import bind_equation, inner_programs, is_literal
-from pax_export._foundations.types import Array, Atom, Jaxpr
+from pax_export._foundations.types import Array, Atom, Equation, Jaxpr
 from pax_export.export.portable.program import (
     PortableProgram,
     Weight,
@@ -186,6 +186,28 @@ class KnownValues:
 def _bytes(variable: Any) -> int:
     dtype, shape = variable.aval.dtype, variable.aval.shape
     return math.prod(shape) * dtype.itemsize if is_static(shape) else 1 << 62
+
+
+#: Results of more elements than this, and than the operands, are computed when a program runs.
+_FEW = 64
+
+
+def is_known(equation: Equation, operands: Sequence[Any]) -> bool:
+    """Whether a converter evaluates an equation: its results are integers, or moved literals.
+
+    Operands are values of a format, whose ``known`` is the array of a literal, or None.
+    """
+    given = [each.known for each in operands if each.known is not None]
+    if not operands or len(given) < len(operands):
+        return False
+    results = [each.aval for each in equation.outvars]
+    is_float = (jax.numpy.issubdtype(e.dtype, jax.numpy.floating) for e in (*operands, *results))
+    if equation.primitive.name not in MOVES and any(is_float):
+        return False
+    if equation.effects or any(True for _ in inner_programs(equation)):
+        return False
+    most = max(_FEW, *map(np.size, given))
+    return all(is_static(each.shape) and math.prod(each.shape) <= most for each in results)
 
 
 def computed_equation(equation: Any, operands: Sequence[Any]) -> Sequence[Any]:

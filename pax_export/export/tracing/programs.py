@@ -330,8 +330,8 @@ def _changed_statistics(model: Exportable, program: Program) -> list[int]:
 _UPDATE = 'state="update", so that every call of the exported model assigns its state'
 #: What to write for a format without variables.
 STATE_ELSEWHERE = (
-    "the state as an input and an output of the model; to_saved_model or to_stablehlo with "
-    'state="update"'
+    "the state as an input and an output of the model; to_saved_model, to_stablehlo or to_torch "
+    'with state="update"'
 )
 _KEEP = 'state="keep", so that every call begins with the state that is exported'
 

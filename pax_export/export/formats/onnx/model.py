@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pax_export._foundations.errors import UnsupportedDtypeError, UnsupportedOperationError
-from pax_export._foundations.jaxpr import inner_programs
 from pax_export._foundations.optional import require
 from pax_export._foundations.types import Equation
 from pax_export.export.formats.onnx import rules
@@ -48,7 +46,7 @@ from pax_export.export.portable import (
     kept,
     written_fast,
 )
-from pax_export.export.portable.arithmetic import MOVES, computed_equation
+from pax_export.export.portable.arithmetic import computed_equation, is_known
 from pax_export.export.tracing.programs import Program
 from pax_export.export.tracing.source_lines import other_target, refuse_operation
 from pax_export.export.validation.integers import Arithmetic, Quantized
@@ -344,7 +342,7 @@ class Converter:
         results = [variable.aval for variable in equation.outvars]
         self.builder.operation, told = kept.operation(equation)
         self.builder.results = results
-        if _is_known(equation, operands, results):
+        if is_known(equation, operands):
             found = computed_equation(equation, [x.known.astype(x.dtype) for x in operands])
             return [self.builder.literal(np.asarray(each)) for each in found]
         rounds = self.builder.operation not in EXACT
@@ -362,26 +360,6 @@ class Converter:
                 name = self.builder.fit(each, result.dtype) if rounds else each
                 values.append(Value(name, **shaped))
         return values
-
-
-#: Constants larger than this, and than their operands, are computed when the file runs.
-_SMALL = 64
-
-
-def _is_known(equation: Equation, operands: Sequence[Value], results: Sequence[Any]) -> bool:
-    """Returns whether results are known integers, by literals of the program."""
-    given = [each.known for each in operands if each.known is not None]
-    if not operands or len(given) < len(operands):
-        return False
-    carriers = {each.carrier for each in operands} | {carrier(each.dtype) for each in results}
-    if equation.primitive.name not in MOVES and any(each.kind == "f" for each in carriers):
-        return False
-    if equation.effects or any(True for _ in inner_programs(equation)):
-        return False
-    most = max(_SMALL, *map(np.size, given))
-    return all(
-        all(map(is_number, each.shape)) and math.prod(each.shape) <= most for each in results
-    )
 
 
 # --- Shapes of what loops and branches compute, for importers that know only what a file says ----

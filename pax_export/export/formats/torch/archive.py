@@ -25,7 +25,7 @@ from pax_export._foundations.errors import (
 )
 from pax_export.export.artifact import dimensions
 from pax_export.export.formats.torch.module import TorchModule
-from pax_export.export.formats.torch.run import METHODS, archives, from_numpy
+from pax_export.export.formats.torch.run import METHODS, archives, from_numpy, rebuild
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.programs import Program
 
@@ -55,14 +55,14 @@ def _exported(module: TorchModule, program: Program, methods: Mapping[str, Any])
         shape = dimensions.shape(dtypes.shape_of(struct), sizes)
         arrays[entry.name] = from_numpy(np.zeros(shape, struct.dtype))
     arguments = methods[program.key]["arguments"].values()
-    given = tuple(_nested(tree, arrays.__getitem__) for tree in arguments)
+    given = tuple(rebuild(tree, arrays.__getitem__) for tree in arguments)
     first: Exception | None = None
     # Named sizes are those of the model. Of others torch asks less: what it cannot prove for all
     # sizes, such as whether an array is contiguous, is no error.
     for is_named in (True, False) if sizes else (True,):
         dims = _Dims(program, is_named)
         shapes = {e.name: dims.of_shape(dtypes.stored(e.struct).shape) for e in program.inputs.flat}
-        told = tuple(_nested(tree, shapes.__getitem__) for tree in arguments)
+        told = tuple(rebuild(tree, shapes.__getitem__) for tree in arguments)
         try:
             with warnings.catch_warnings(), _any_size():
                 warnings.simplefilter("ignore")
@@ -173,14 +173,3 @@ def _refusal(error: Exception, program: Program) -> Exception:
         got=f"{type(error).__name__}: {text[:1000]}",
         write="pax.export.as_torch, a module in this process; or to_onnx",
     )
-
-
-def _nested(structure: Mapping[str, Any], leaf: Any) -> Any:
-    ((kind, content),) = structure.items()
-    if kind == "leaf":
-        return leaf(content)
-    if kind == "dict":
-        return {key: _nested(child, leaf) for key, child in content}
-    if kind in ("list", "tuple"):
-        return {"list": list, "tuple": tuple}[kind](_nested(child, leaf) for child in content)
-    return content["value"] if kind == "static" and "value" in content else None

@@ -17,7 +17,7 @@ from pax_export.export.formats.torch import fuse, loops, rules
 from pax_export.export.formats.torch.graph import TorchGraph, prune_graph
 from pax_export.export.formats.torch.module import TorchMethod, TorchModule, argument_names
 from pax_export.export.formats.torch.own_rules import OwnRule, with_own_rules
-from pax_export.export.formats.torch.run import from_numpy
+from pax_export.export.formats.torch.run import from_numpy, rebuild
 from pax_export.export.formats.torch.values import RULES, TorchValue, carrier, is_wrapped
 from pax_export.export.lowering.variables import Store
 from pax_export.export.pipeline.format_exporter import portable_program
@@ -33,7 +33,7 @@ from pax_export.export.portable import (
     kept,
     written_fast,
 )
-from pax_export.export.portable.arithmetic import MOVES, computed_equation
+from pax_export.export.portable.arithmetic import computed_equation, is_known
 from pax_export.export.tracing.programs import Program
 from pax_export.export.tracing.source_lines import refuse_operation
 
@@ -124,7 +124,7 @@ class _Writer:
                 found = self._write(portable.program, [*values, *taken])
                 outputs = dict(zip(program.output_names, found))
                 results = dict(zip(program.output_names, program.traced.results))
-                made = _nested(
+                made = rebuild(
                     program.output_structure, lambda name: self._given(outputs[name], results[name])
                 )
                 changed = zip(found[len(outputs) :], program.traced.results[len(outputs) :])
@@ -245,7 +245,7 @@ class _Writer:
         results = [variable.aval for variable in equation.outvars]
         builder.operation, told = kept.operation(equation)
         builder.results = results
-        if _is_known(equation, operands, results):
+        if is_known(equation, operands):
             given = [x.known.astype(x.dtype) for x in operands]
             return [builder.literal_of(np.asarray(e)) for e in computed_equation(equation, given)]
         rounds = builder.operation not in EXACT
@@ -265,38 +265,3 @@ class _Writer:
                     node.meta["shape"] = shaped["shape"]
                 values.append(TorchValue(node, **shaped))
         return values
-
-
-#: Constants larger than this, and than their operands, are computed when the program runs.
-_SMALL = 64
-
-
-def _is_known(equation: Any, operands: Sequence[TorchValue], results: Sequence[Any]) -> bool:
-    """Whether results are known integers, by literals of the program."""
-    given = [each.known for each in operands if each.known is not None]
-    if not operands or len(given) < len(operands):
-        return False
-    kinds = {str(each.dtype) for each in operands} | {str(each.dtype) for each in results}
-    if equation.primitive.name not in MOVES and any("float" in each for each in kinds):
-        return False
-    if equation.effects or kept.name_of(equation.params) or equation.primitive.name in _BODIES:
-        return False
-    most = max(_SMALL, *map(np.size, given))
-    shapes = [each.shape for each in results]
-    return all(
-        all(isinstance(s, int) for s in shape) and np.prod(shape) <= most for shape in shapes
-    )
-
-
-_BODIES = ("scan", "while", "cond")
-
-
-def _nested(structure: Mapping[str, Any], leaf: Any) -> Any:
-    ((kind, content),) = structure.items()
-    if kind == "leaf":
-        return leaf(content)
-    if kind == "dict":
-        return {key: _nested(child, leaf) for key, child in content}
-    if kind in ("list", "tuple"):
-        return {"list": list, "tuple": tuple}[kind](_nested(child, leaf) for child in content)
-    return content["value"] if kind == "static" and "value" in content else None

@@ -26,7 +26,7 @@ from pax_export.export.artifact.report import SHA256, Report, package_versions, 
 from pax_export.export.formats.loaded_file import LoadedFile
 from pax_export.export.formats.torch import TORCH
 from pax_export.export.formats.torch.cases import GradientCases
-from pax_export.export.formats.torch.run import call, run_modules
+from pax_export.export.formats.torch.run import call, run_methods
 from pax_export.export.formats.torch.run import load as load_programs
 from pax_export.export.lowering.lowered_model import signature_info
 from pax_export.export.lowering.variables import Store
@@ -172,33 +172,17 @@ def as_torch(
         module, _ = contents.make_module()
         if validate:
             budget = Budget(probes="all" if validate == "full" else "few")
-            modules = {each.key: partial(module._run, each.key) for each in programs}
+            methods = {each.key: partial(module._run, each.key) for each in programs}
             told = contents.nested_methods()
 
             def run_here(_: str, cases: Any) -> list[Any]:
-                return run_modules(_Named(modules, module), told, cases)
+                return run_methods(methods, told, cases, module)
 
             validated_calls(TORCH, Path(), contents.cases(budget), False, 1.0, run_here)
         return module.train(is_training(model)) if train else module
     except PaxError as error:
         name_modules(error, exporter, request)
         raise
-
-
-class _Named(dict):
-    """Methods of a module that have its parameters, as `run.call` asks for them."""
-
-    def __init__(self, functions: Mapping[str, Any], module: Any):
-        super().__init__({key: _MethodCall(each, module) for key, each in functions.items()})
-
-
-class _MethodCall:
-    def __init__(self, function: Any, module: Any):
-        self._function, self.named_parameters = function, module.named_parameters
-        self.named_buffers = module.named_buffers
-
-    def __call__(self, *arguments: Any) -> Any:
-        return self._function(*arguments)
 
 
 @dataclass(frozen=True)

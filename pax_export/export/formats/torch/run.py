@@ -56,22 +56,30 @@ def archives() -> Any:
 
 
 def call(
-    module: Any, told: Mapping[str, Any], inputs: Arrays, cotangents: Arrays | None = None
+    method: Any,
+    told: Mapping[str, Any],
+    inputs: Arrays,
+    cotangents: Arrays | None = None,
+    module: Any = None,
 ) -> Arrays:
-    """Calls a method of named arrays; with cotangents, gradients are among the results."""
+    """Calls a method of named arrays; with cotangents, gradients are among the results.
+
+    They are those of inputs and of the parameters of `module`, or of the method if it is a module.
+    """
     torch = importlib.import_module("torch")
     tensors = {name: from_numpy(value) for name, value in inputs.items()}
     floating = {name: each for name, each in tensors.items() if each.is_floating_point()}
     for each in floating.values() if cotangents else ():
         each.requires_grad_(True)
-    arguments = [_rebuild(tree, tensors.__getitem__) for tree in told["arguments"].values()]
+    arguments = [rebuild(tree, tensors.__getitem__) for tree in told["arguments"].values()]
     with torch.set_grad_enabled(bool(cotangents)):
         outputs: dict[str, Any] = {}
-        _collect(told["result"], module(*arguments), outputs)
+        _collect(told["result"], method(*arguments), outputs)
     results = {name: to_numpy(value) for name, value in outputs.items()}
     if not cotangents:
         return results
-    weights = {n: each for n, each in module.named_parameters() if each.requires_grad}
+    named = (module or method).named_parameters()
+    weights = {name: each for name, each in named if each.requires_grad}
     sources = {**floating, **weights}
     targets = {name: outputs[name] for name in cotangents if outputs[name].requires_grad}
     found: Any = [None] * len(sources)
@@ -89,35 +97,41 @@ def call(
 def run(file: str, cases: Iterable[Mapping[str, Any]]) -> list[Arrays]:
     programs, methods = load(file)
     modules = {key: program.module() for key, program in programs.items()}
-    return run_modules(modules, methods, cases)
+    return run_methods(modules, methods, cases)
 
 
-def run_modules(
-    modules: Mapping[str, Any], methods: Mapping[str, Any], cases: Iterable[Mapping[str, Any]]
+def run_methods(
+    methods: Mapping[str, Any],
+    told: Mapping[str, Any],
+    cases: Iterable[Mapping[str, Any]],
+    module: Any = None,
 ) -> list[Arrays]:
-    return [_try(modules[key], methods[key], case) for case in cases for key in [case["signature"]]]
+    """Makes calls of methods: modules, or functions of one module."""
+    keys = ((each["signature"], each) for each in cases)
+    return [_try(methods[key], told[key], case, module) for key, case in keys]
 
 
-def _try(module: Any, told: Mapping[str, Any], case: Mapping[str, Any]) -> Arrays:
+def _try(method: Any, told: Mapping[str, Any], case: Mapping[str, Any], module: Any) -> Arrays:
     """Makes one call; what it assigns is among the results, and is undone."""
-    arrays = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    owner = module or method
+    arrays = {**dict(owner.named_parameters()), **dict(owner.named_buffers())}
     state = {name: arrays[name] for name in told["changes"]}
     before = {name: each.detach().clone() for name, each in state.items()}
-    results = call(module, told, case["inputs"], case.get("cotangents"))
+    results = call(method, told, case["inputs"], case.get("cotangents"), module)
     for name, array in state.items():
         results[f"state:{name}"] = to_numpy(array.clone())
         array.detach().copy_(before[name])
     return results
 
 
-def _rebuild(structure: Mapping[str, Any], leaf: Callable[[str], Any]) -> Any:
+def rebuild(structure: Mapping[str, Any], leaf: Callable[[str], Any]) -> Any:
     ((kind, content),) = structure.items()
     if kind == "leaf":
         return leaf(content)
     if kind == "dict":
-        return {key: _rebuild(child, leaf) for key, child in content}
+        return {key: rebuild(child, leaf) for key, child in content}
     if kind in ("list", "tuple"):
-        return {"list": list, "tuple": tuple}[kind](_rebuild(child, leaf) for child in content)
+        return {"list": list, "tuple": tuple}[kind](rebuild(child, leaf) for child in content)
     return content["value"] if kind == "static" and "value" in content else None
 
 

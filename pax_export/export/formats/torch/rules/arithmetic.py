@@ -182,6 +182,7 @@ for _names, _function in {
     "lgamma": "lgamma", "log": "log", "log1p": "log1p", "logistic": "sigmoid", "neg": "neg",
     "rsqrt": "rsqrt", "sin": "sin", "sinh": "sinh", "sqrt": "sqrt", "square": "square",
     "tan": "tan", "tanh": "tanh", "is_finite": "isfinite", "stop_gradient": "detach",
+    "relu": "relu", "relu6": "nn.functional.relu6", "silu": "nn.functional.silu",
 }.items():  # fmt: skip
     rule(_names)(_direct(_function))
 rule("round", when=to_even)(_direct("round"))

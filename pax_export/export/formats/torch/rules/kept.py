@@ -8,21 +8,12 @@ from typing import Any
 from pax_export.export.formats.torch.values import TorchValue, is_number, rule
 
 
-@rule("relu")
-def write_relu(builder: Any, x: TorchValue) -> Any:
-    return builder("relu", builder.node_of(x))
-
-
-rule("relu6")(lambda builder, x: builder("nn.functional.relu6", builder.node_of(x)))
-
-
 @rule("gelu")
 def write_gelu(builder: Any, x: TorchValue, *, approximate: bool) -> Any:
     kind = "tanh" if approximate else "none"
     return builder("nn.functional.gelu", builder.node_of(x), approximate=kind)
 
 
-rule("silu")(lambda builder, x: builder("nn.functional.silu", builder.node_of(x)))
 rule("softmax")(lambda builder, x, *, axis: builder("softmax", builder.node_of(x), axis))
 rule("log_softmax")(lambda builder, x, *, axis: builder("log_softmax", builder.node_of(x), axis))
 
