@@ -59,6 +59,9 @@ def require(package: str, extra: str, purpose: str) -> ModuleType:
     try:
         if package.split(".")[0] == "tensorflow" and "tensorflow" not in sys.modules:
             _load_tensorflow()
+        if package.split(".")[0] == "torch" and "tensorflow" in sys.modules:
+            # The LLVM of Triton ends a process that has loaded the LLVM of TensorFlow.
+            sys.modules.setdefault("triton", None)  # type: ignore[arg-type]
         return importlib.import_module(package)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] != package.split(".")[0]:

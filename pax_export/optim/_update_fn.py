@@ -137,8 +137,8 @@ def _changing_arrays(model: Module) -> list[jax.Array]:
     In eval mode, those of averages that are part of no such layer are left out: they may be
     updated outside of the loss function.
     """
-    layers = dict(named_modules(model))
-    found = []
+    layers: dict[str, Node] = dict(named_modules(model))
+    found: list[jax.Array] = []
     for path, layer in layers.items():
         parent = layers.get(path.rpartition(".")[0], model)
         if not callable(layer) or getattr(layer, "training", None) != model.training:
@@ -149,7 +149,7 @@ def _changing_arrays(model: Module) -> list[jax.Array]:
     return jax.tree_util.tree_leaves(found)
 
 
-def _state_arrays(layer: Node) -> list[Any]:
+def _state_arrays(layer: Node) -> list[jax.Array]:
     declared = declared_in(layer).values()
     return [each.array for each in declared if each.declared.role in ("average", "key")]
 
