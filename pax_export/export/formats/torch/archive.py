@@ -77,15 +77,18 @@ def _exported(module: TorchModule, program: Program, methods: Mapping[str, Any])
 
 
 def _without_layout_asserts(exported: Any) -> Any:
-    """Removes asserts that a size is not 1: torch asks that to find out how memory is laid out.
+    """Removes asserts that sizes differ: torch asks that to find out how memory is laid out.
 
     Results do not depend on it, and validation makes a call with sizes of 1.
     """
-    graph = exported.graph_module.graph
-    for node in graph.find_nodes(op="call_function", target=torch.ops.aten._assert_scalar.default):
-        if re.search(r"expression Ne\(s\d+, 1\) on", str(node.args[1])):
-            graph.erase_node(node)
-    exported.graph_module.recompile()
+    check = torch.ops.aten._assert_scalar.default
+    for part in exported.graph_module.modules():  # bodies of loops, too
+        if not isinstance(part, torch.fx.GraphModule):
+            continue
+        for node in part.graph.find_nodes(op="call_function", target=check):
+            if "expression Ne(" in str(node.args[1]):
+                part.graph.erase_node(node)
+        part.recompile()
     return exported
 
 

@@ -40,6 +40,7 @@ from pax_export.export.pipeline.arguments import (
 from pax_export.export.pipeline.export_run import ExportRun
 from pax_export.export.pipeline.format_exporter import FormatExporter, ProgramContents
 from pax_export.export.pipeline.run_export import name_modules, run_export
+from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.exportable import (
     Exportable,
     is_training,
@@ -86,8 +87,9 @@ def to_torch(
         model: as for `to_saved_model`.
         path: the file to create, usually ``*.pt2``.
         inputs: as for `to_saved_model`; symbolic dimensions are those of ``torch.export.Dim``.
-        trainable: as for `to_saved_model`.  With False the program is for inference: a BatchNorm is
-            folded into the convolution before it, and no gradients are compared.
+        trainable: as for `to_saved_model`.  With False, or if all outputs are integers, the program
+            is for inference: a BatchNorm is folded into the convolution before it, and no
+            gradients are compared.
         **options: those of every writer, `ExportOptions`.
 
     Returns:
@@ -223,7 +225,10 @@ class TorchExporter(FormatExporter):
         self, model: Exportable, programs: Sequence[Program], request: Request
     ) -> TorchContents:
         marked = mark_trainable(model, self.trainable)
-        trains = self.trainable is not False
+        outputs = (output for each in programs for output in each.outputs)
+        is_float = any(dtypes.is_floating(each.dtype) for each in outputs)
+        # Integers have no derivative, and torch's `scan` asks for that of its state otherwise.
+        trains = self.trainable is not False and is_float
         store = Store(marked.leaves, (), trainable=trains)
         for each in programs:
             for value in each.traced.constants:
