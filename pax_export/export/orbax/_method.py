@@ -17,7 +17,7 @@ from pax_export._foundations.errors import InvalidArgumentError, UnsupportedDtyp
 from pax_export._foundations.types import PyTree
 from pax_export.export.artifact.structure import rebuild
 from pax_export.export.formats.saved_model.operations.program import lower_to_graph
-from pax_export.export.formats.tf_functions import call_signature
+from pax_export.export.formats.saved_model.with_tensorflow import signature_function
 from pax_export.export.lowering.lower import lower_traced
 from pax_export.export.lowering.lowered_model import lower_signature
 from pax_export.export.orbax._params import (
@@ -137,10 +137,11 @@ class TensorFlowMethod:
             exportable, program, model.store, self._trains, self._platforms,
             lower_traced if self.native else lower_to_graph,
         )  # fmt: skip
+        function = signature_function(signature, model.store)
         shapes, given = [[struct.shape for struct in each] for each in (program.outputs, structs)]
 
         def lowered(tensors: list[Any], known: list[Any]) -> Any:
-            results = call_signature(signature, model.variables, tensors)
+            results = function(model.variables, tensors)
             outputs = [results[name] for name in signature.output_names]
             for tensor, shape in zip(outputs, shapes_of_results(shapes, given, known)):
                 tensor.set_shape(shape)

@@ -179,7 +179,8 @@ def test_platforms_are_those_that_were_asked_for():
     def platforms(**options):
         made = module(jax2tf_kwargs=options)
         graph = made.methods[KEY].get_concrete_function(x_spec()).graph.as_graph_def()
-        (node,) = [node for node in graph.node if node.op == "XlaCallModule"]
+        nodes = (node for function in graph.library.function for node in function.node_def)
+        (node,) = [node for node in nodes if node.op == "XlaCallModule"]
         return [name.decode() for name in node.attr["platforms"].list.s]
 
     assert platforms() == ["CPU", "CUDA", "ROCM", "TPU"]

@@ -166,7 +166,6 @@ def test_of_tensorflow_these_private_names_are_used():
     assert found == {
         "tensorflow.python.eager.record",
         "tensorflow.compiler.mlir.stablehlo.stablehlo",
-        "tensorflow.compiler.tf2xla.python.xla",  # a part of TensorFlow's that jax2tf uses
         "tensorflow.python.pywrap_mlir",
     }
 

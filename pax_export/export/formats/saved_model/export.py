@@ -26,7 +26,7 @@ from pax_export.export.formats.saved_model import SAVED_MODEL, warmup, writer
 from pax_export.export.formats.saved_model.operations.program import lower_to_graph
 from pax_export.export.formats.saved_model.processing import Processors
 from pax_export.export.formats.saved_model.run import run as run_saved_model
-from pax_export.export.formats.tf_functions import tensorflow
+from pax_export.export.formats.saved_model.with_tensorflow import add_processors, tensorflow
 from pax_export.export.lowering.lower import CALLING_CONVENTION, lower_traced
 from pax_export.export.lowering.lowered_model import (
     Lower,
@@ -317,6 +317,8 @@ class _SavedModelContents(Contents):
     def write(self, place: Path) -> None:
         lowered = self.lowered
         writer.write(place, lowered.store, lowered.signatures, lowered.initializer)
+        if self.exporter.processes:
+            add_processors(place, lowered.signatures)
         warmup.write_requests(place, self.requests)
 
     def stored(self) -> Mapping[str, Any]:

@@ -22,7 +22,7 @@ from pax_export._foundations.optional import require
 from pax_export._foundations.types import PyTree
 from pax_export.export.artifact.report import ArrayInfo
 from pax_export.export.artifact.structure import rebuild
-from pax_export.export.formats.tf_functions import (
+from pax_export.export.formats.saved_model.with_tensorflow import (
     input_specs,
     output_specs,
     tensor_spec,

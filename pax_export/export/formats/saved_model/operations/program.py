@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,14 +19,7 @@ from pax_export.export.formats.saved_model.operations.graph import (
     NodeBuilder,
     Output,
 )
-from pax_export.export.formats.saved_model.proto import schemas
-from pax_export.export.formats.saved_model.proto.nodes import (
-    Body,
-    Message,
-    Spec,
-    add_call,
-    add_node,
-)
+from pax_export.export.formats.saved_model.proto.nodes import Body
 from pax_export.export.lowering.lower import Lowered, Portable
 from pax_export.export.portable import (
     NotInTargetError,
@@ -121,41 +113,6 @@ class OperationsGraph:
             ) from error
         except NotWrittenError as error:
             raise refuse_operation("TensorFlow", error, "", _WRITE) from error
-
-    def imported(self, operands: Sequence[Any], tf: Any) -> list[Any]:
-        """Adds the operations to a graph that TensorFlow builds; returns the results."""
-        library: list[Message] = []
-        body = Body(library, f"pax_export_graph_{next(_NUMBERS)}", stateful=False)
-        names = [f"operand_{place}" for place in self.kept]
-        specs = [Spec.of(dtypes.stored(self.structs[place])) for place in self.kept]
-        for name, spec in zip(names, specs):
-            body.argument(name, spec)
-        ends = self.write(body, names, names)
-        results = [Spec.of(dtypes.stored(each)) for each in self.results]
-        for at, (end, spec) in enumerate(zip(ends, results)):
-            body.result(f"result_{at}", end, spec)
-        nodes: list[Message] = []
-        for name, spec in zip(names, specs):
-            add_node(nodes, name, "Placeholder", **spec._asdict())
-        given = {name: spec.dtype for name, spec in zip(names, specs)}
-        add_call(nodes, "call", body.name, given, [spec.dtype for spec in results])
-        versions = {"producer": schemas.GRAPH_VERSION}
-        message = {"node": nodes, "library": {"function": library}, "versions": versions}
-        graph = tf.compat.v1.GraphDef.FromString(schemas.GRAPH.encode(message))
-        tensors = dict(zip(names, map(tf.identity, operands)))  # of this graph
-        wanted = [f"call:{at}" for at in range(len(results))]
-        functions = tf.compat.v1.GraphDef(library=graph.library, versions=graph.versions)
-        with tf.init_scope():  # a call outside of a function finds them only here
-            tf.graph_util.import_graph_def(functions, name="")
-        found = tf.graph_util.import_graph_def(graph, tensors, wanted, name="")
-        for tensor, struct in zip(found, self.results):
-            shape = dtypes.stored(struct).shape
-            tensor.set_shape([size if isinstance(size, int) else None for size in shape])
-        return found
-
-
-#: Functions of programs that TensorFlow imports have their own numbers.
-_NUMBERS = itertools.count()
 
 
 class _GraphWriter:

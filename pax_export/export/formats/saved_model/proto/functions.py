@@ -32,8 +32,7 @@ from pax_export.export.formats.saved_model.proto.nodes import (
     Spec,
     shape,
 )
-from pax_export.export.formats.tf_functions import module_attributes
-from pax_export.export.lowering.lower import Call, Lowered, Signature
+from pax_export.export.lowering.lower import CALLING_CONVENTION, Call, Lowered, Signature
 from pax_export.export.lowering.variables import Store
 
 #: The message of TensorFlow for a missing gradient, by the order of the last one.
@@ -156,8 +155,22 @@ def _run_module(
 ) -> list[str]:
     if lowered.graph is not None:
         return lowered.graph.write(body, given, checked)
-    attributes = module_attributes(lowered, list(map(Spec.of, lowered.results)))
-    body.node("call", "XlaCallModule", given, Tin=dtypes, **attributes)
+    results = list(map(Spec.of, lowered.results))
+    # A module for several platforms takes the index of the current one.
+    platforms = lowered.platforms[: 1 if lowered.neutral else None]
+    unchecked = lowered.neutral and len(lowered.platforms) > 1
+    body.node(
+        "call",
+        "XlaCallModule",
+        given,
+        Tin=dtypes,
+        version=CALLING_CONVENTION,
+        module=lowered.portable.module,
+        Tout=[spec.dtype for spec in results],
+        Sout=[spec.shape for spec in results],
+        platforms=[name.upper().encode() for name in platforms],
+        disabled_checks=[b"platform"] if unchecked else [],
+    )
     return [f"call:output:{place}" for place in range(len(lowered.results))]
 
 
