@@ -120,7 +120,7 @@ def lora(
                 "The rank of an adapter is larger than the sizes of its layer.",
                 where=where,
                 got=f"rank {rank} for {sizes.largest_rank}",
-                write=f"a rank of at most {sizes.largest_rank}, or train the layer itself",
+                write=f"a rank of at most {sizes.largest_rank}, or targets without this layer",
             )
         a, b, dtype = _initial_values(adapted, sizes, int(rank), keys[3 * n], keys[3 * n + 1])
         by_array[array] = LoRA(

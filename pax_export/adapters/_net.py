@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import tree_flatten_with_path
 
-from pax_export._foundations.check import as_strings, checked_float, checked_integer
+from pax_export._foundations.check import as_strings, checked_float
 from pax_export._foundations.errors import InvalidArgumentError, PaxError, a_few, near_names
 from pax_export._foundations.types import PRNGKey
 from pax_export.adapters import _layer as layers
-from pax_export.adapters._lora import LoRA, sizes_of
+from pax_export.adapters._lora import LoRA
 from pax_export.core import (
     Module,
     Selection,
@@ -95,11 +95,11 @@ def add(
     whole = {
         id(m) for _, each in chosen_modules(net, train, "add.train") for _, m in named_modules(each)
     }
-    found = _find_adaptable(net, targets, rank, whole)
+    found = _find_adaptable(net, targets, whole)
     keys = split_rng_key(key, len(found), "add: key")
 
     def adapted(layer: Module, path: str, own_key: object) -> Any:
-        with told_where(path):
+        with error_path(path):
             return layers.lora(
                 layer, rank, alpha=alpha, dropout=dropout, key=own_key, name=name,
                 rslora=rslora, dora=dora,
@@ -121,7 +121,7 @@ def freezing_changes(net: Module) -> Changes:
 
 
 def _find_adaptable(
-    net: Module, targets: Target | Iterable[Target], rank: int, whole: set[int]
+    net: Module, targets: Target | Iterable[Target], whole: set[int]
 ) -> list[tuple[str, Any]]:
     """Returns the layers selected by the targets, except trainable ones."""
     has_adapters = bool(adapted_layers(net))
@@ -149,26 +149,11 @@ def _find_adaptable(
             if trained
             else "the class or path of a layer",
         )
-    largest = {
-        join_path(path, array): sizes_of(each, join_path(path, array)).largest_rank
-        for path, layer in found.items()
-        for array, each in adaptable_arrays(layer).items()
-    }
-    small = [
-        path for path, most in largest.items() if most < checked_integer(rank, "add.rank", least=1)
-    ]
-    if small:
-        raise InvalidArgumentError(
-            "The rank of an adapter is larger than the sizes of its layer.",
-            where=a_few(small, 5),
-            got=f"rank {rank} for {min(largest[path] for path in small)}",
-            write="a smaller rank, or targets without these layers",
-        )
     return list(found.items())
 
 
 @contextmanager
-def told_where(path: str) -> Iterator[None]:
+def error_path(path: str) -> Iterator[None]:
     """Context manager that adds the path of a layer to errors of its adapter."""
     try:
         yield

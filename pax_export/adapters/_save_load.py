@@ -29,9 +29,9 @@ from pax_export.adapters._lora import LoRA
 from pax_export.adapters._net import (
     Changes,
     apply_changes,
+    error_path,
     freezing_changes,
     require_adapters,
-    told_where,
 )
 from pax_export.adapters._peft import UNTIED, Reading, own_leaves
 from pax_export.core import (
@@ -269,7 +269,7 @@ def _require_own_head(net: Module, changed: set[str], where: str) -> None:
 
 
 def _put_adapter(layer: Module, *, path: str, name: str, adapter: layers.ByArray) -> Any:
-    with told_where(path):
+    with error_path(path):
         return layers.put_adapter(layer, name, adapter)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from pax_export._foundations.errors import (
     CheckpointError,
     InvalidArgumentError,
     WeightsMismatchError,
-    near_names,
 )
 from pax_export._foundations.types import AnyMesh, PyTree
 from pax_export.checkpoint import _orbax
@@ -168,7 +167,14 @@ class Checkpoint:
         report = compare_leaves(wanted, there)
         unknown = [tree for tree, own in leaves.items() if own and tree not in self._entries]
         if strict and unknown:
-            raise self._no_such_trees(unknown, report)
+            error = WeightsMismatchError(
+                "The checkpoint has no tree with this name.",
+                where=str(self.directory),
+                got=f"{', '.join(unknown)}; it has {', '.join(self.trees) or 'nothing'}",
+                write="restore(...) with names of these",
+            )
+            error.report = report
+            raise error
         if strict and not report.complete:
             raise mismatch_error(
                 "The checkpoint does not match the target",
@@ -177,17 +183,6 @@ class Checkpoint:
                 write="the saved structure, or restore(..., strict=False) to load matching leaves",
             )
         return report
-
-    def _no_such_trees(self, unknown: Sequence[str], report: LoadReport) -> WeightsMismatchError:
-        near = near_names(unknown[0], self.trees) or self.trees[:1]
-        error = WeightsMismatchError(
-            "The checkpoint has no tree with this name.",
-            where=str(self.directory),
-            got=f"{', '.join(unknown)}; it has {', '.join(self.trees) or 'nothing'}",
-            write=f"restore({near[0]}=...)" if near else "another step",
-        )
-        error.report = report
-        return error
 
     def try_to_read(self) -> None:
         """Reads the smallest array of each tree to test the checkpoint.
@@ -217,7 +212,7 @@ class Checkpoint:
         for name, own in leaves.items():
             entry = entries[name]
             value = entry.restored(arrays[name]) if name in arrays else entry.without_array()
-            values[name] = place_array(value, own, places[name])
+            values[name] = put_array(value, own, places[name])
         return values
 
     def _arrays(self, tree: str, wanted: Mapping[str, Any]) -> dict[str, Any]:
@@ -294,7 +289,7 @@ def sharding_to_read(name: str, own: object, entry: LeafEntry, sharding: Shardin
     return None if entry.stored_as_another else sharding or chosen_sharding(own)
 
 
-def place_array(array: PyTree, own: PyTree, sharding: Sharding | None) -> Any:
+def put_array(array: PyTree, own: PyTree, sharding: Sharding | None) -> Any:
     """Converts a restored array to the type and sharding of the target's leaf."""
     if is_plain(own):
         return array

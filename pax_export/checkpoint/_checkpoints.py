@@ -304,14 +304,14 @@ class Checkpoints:
                 self.directory.mkdir(parents=True, exist_ok=True)
                 self._remove_deleted()
                 path = self._open_path.enter_context(_orbax.plain_path(self.directory))
-                self._manager = _orbax.make_manager(path, self._kept, self._asynchronous)
+                self._manager = _orbax.make_manager(path, self._steps_to_keep, self._asynchronous)
             except CheckpointError:
                 raise
             except OSError as error:
                 raise self._no_directory(error.strerror) from error
         return self._manager
 
-    def _kept(self, steps: Sequence[int]) -> Sequence[int]:
+    def _steps_to_keep(self, steps: Sequence[int]) -> Sequence[int]:
         """Returns the steps to keep, including directories with other files."""
         if self._retention.last is None:
             return steps
@@ -374,19 +374,13 @@ class Checkpoints:
             )
 
     def _missing(self, step: int | None, steps: Sequence[int]) -> MissingCheckpointError:
-        if steps:
-            return MissingCheckpointError(
-                "The directory has no checkpoint for this step.",
-                where=str(self.directory),
-                got=f"step {step!r}; there are {', '.join(map(str, steps))}",
-                write="one of these, or None for the last one",
-            )
         there = f"a directory with {some_names(self.directory)}"
+        got = there if self.directory.is_dir() else "no such directory"
         return MissingCheckpointError(
-            "The directory has no checkpoint.",
+            "The directory has no checkpoint, or none of this step.",
             where=str(self.directory),
-            got=there if self.directory.is_dir() else "no such directory",
-            write="the directory of Checkpoints(...); checkpoints.latest is None if it is empty",
+            got=f"step {step!r}; there are {', '.join(map(str, steps))}" if steps else got,
+            write="a step of Checkpoints(...).steps, or None for the last one",
         )
 
     def _no_directory(self, reason: str | None) -> CheckpointError:

@@ -160,20 +160,20 @@ def export_for_runtime(
     ours = _recognize_export(runtime) if overwrite else None
     writing.check(path, ours)
     weights = sum(leaf.nbytes for leaf in jax.tree.leaves(job.lm))
-    with writing.replace_path(path, ours, weights) as place:
-        made = runtime.write(job, place)
+    with writing.replace_path(path, ours, weights) as written:
+        result = runtime.write(job, written)
         wrote = time.perf_counter()
         details, ties, left_out = {}, (), ("not validated",)
         if validate:
-            details, ties = prove_continuations(runtime, job, place, asked)
-            others, more, left_out = _prove_beside(runtime, job, place, asked)
+            details, ties = prove_continuations(runtime, job, written, asked)
+            others, more, left_out = _prove_beside(runtime, job, written, asked)
             details, ties = details | others, ties + more
         ended = time.perf_counter()
-        report = made if isinstance(made, Report) else _report(job, made)
+        report = result if isinstance(result, Report) else _report(job, result)
         report = replace(
             report,
             target=runtime.name,
-            graph_bytes=place.stat().st_size if runtime.is_file else report.graph_bytes,
+            graph_bytes=written.stat().st_size if runtime.is_file else report.graph_bytes,
             versions=package_versions(*_distributions(runtime) if validate else ()),
             validated="process" if validate else None,
             left_out=left_out,
@@ -182,9 +182,9 @@ def export_for_runtime(
             seconds={},
         )
         if not runtime.is_file:
-            names = sorted(overwrite_guard.files(place))
+            names = sorted(overwrite_guard.files(written))
             report = replace(report, details={**report.details, "files": names})
-            (place / REPORT_FILE).write_text(report_text(report), encoding="utf-8")
+            (written / REPORT_FILE).write_text(report_text(report), encoding="utf-8")
     seconds = {"write": wrote - began, "validate": ended - wrote}
     return replace(report, seconds={name: round(value, 4) for name, value in seconds.items()})
 
@@ -267,9 +267,9 @@ def _job(
 
 
 def _tokenizer(
-    given: Tokenizer | str | os.PathLike[str] | None, lm: Decoder, where: str
+    tokenizer: Tokenizer | str | os.PathLike[str] | None, lm: Decoder, where: str
 ) -> Tokenizer | None:
-    if given is None:
+    if tokenizer is None:
         if where != "export":
             return None
         raise TokenizerError(
@@ -279,7 +279,7 @@ def _tokenizer(
             write="the folder, the tokenizer.json or the GGUF file of the model, or a "
             "pax.generation.Tokenizer",
         )
-    found = given
+    found = tokenizer
     if not isinstance(found, Tokenizer):
         path = as_path(found, "tokenizer")
         is_gguf = path.is_file() and path.suffix != ".json"
@@ -343,10 +343,10 @@ def _recognize_export(runtime: Runtime) -> overwrite_guard.Recognize:
 # --- the proof --------------------------------------------------------------------------------
 
 
-def _test_prompts(job: Job, given: PyTree) -> list[list[int]]:
+def _test_prompts(job: Job, prompts: PyTree) -> list[list[int]]:
     """Returns the test prompts as ids: of several lengths, and one longer than a window."""
-    if given is not None:
-        texts: Any = [given] if isinstance(given, str) else given
+    if prompts is not None:
+        texts: Any = [prompts] if isinstance(prompts, str) else prompts
         if job.tokenizer is not None and isinstance(texts, Sequence):
             texts = [job.tokenizer.encode(x) if isinstance(x, str) else x for x in texts]
         tokens, lengths = checked_prompt(job.lm, texts, None, f"{job.where}: prompts")
@@ -373,13 +373,13 @@ def _test_prompts(job: Job, given: PyTree) -> list[list[int]]:
 
 
 def _as_texts(
-    runtime: Runtime, job: Job, prompts: Sequence[Sequence[int]], is_given: bool
+    runtime: Runtime, job: Job, prompts: Sequence[Sequence[int]], is_asked: bool
 ) -> list[list[int]]:
     """Returns the prompts whose text has these ids; others raise if the user gave them."""
     assert job.tokenizer is not None
-    made = [job.tokenizer.encode(text) for text in _prompt_texts(job, prompts)]
-    for row, (ids, again) in enumerate(zip(prompts, made)):
-        if is_given and list(ids) != again:
+    result = [job.tokenizer.encode(text) for text in _prompt_texts(job, prompts)]
+    for row, (ids, again) in enumerate(zip(prompts, result)):
+        if is_asked and list(ids) != again:
             raise InvalidArgumentError(
                 f"{runtime.title} takes texts, and no text has the ids of this prompt.",
                 where=f"{job.where}: prompts, row {row}",
@@ -387,7 +387,7 @@ def _as_texts(
                 f"{a_few(list(map(str, again)), 8)}",
                 write="prompts=[...] of strings, or of ids of tokenizer.encode(text)",
             )
-    return made
+    return result
 
 
 def _prompt_texts(job: Job, prompts: Sequence[Sequence[int]]) -> list[str]:
@@ -398,7 +398,7 @@ def _prompt_texts(job: Job, prompts: Sequence[Sequence[int]]) -> list[str]:
 
 
 def prove_continuations(
-    runtime: Runtime, job: Job, place: Path, prompts: Sequence[Sequence[int]]
+    runtime: Runtime, job: Job, written: Path, prompts: Sequence[Sequence[int]]
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Compares the runtime's continuations with jax's; returns report entries and broken ties.
 
@@ -412,16 +412,16 @@ def prove_continuations(
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(job.lm))
     seconds = _SECONDS + _SECONDS_PER_GIB * size / 2**30
     if runtime.run:
-        theirs = runtime.run(job, place, calls, seconds)
+        theirs = runtime.run(job, written, calls, seconds)
     else:
-        theirs = run_runtime(runtime, place, calls, seconds)
+        theirs = run_runtime(runtime, written, calls, seconds)
     job = replace(job, lm=job.in_context())
     prompts = [*prompts] * (len(theirs) // len(prompts))
     return compare_tokens(runtime.title, job, prompts, theirs, steps)
 
 
 def _prove_beside(
-    runtime: Runtime, job: Job, place: Path, prompts: Sequence[Sequence[int]]
+    runtime: Runtime, job: Job, written: Path, prompts: Sequence[Sequence[int]]
 ) -> tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]:
     """Compares the other runtimes of the files; also returns which of them are missing."""
     details, ties, left_out = {}, [], []
@@ -432,8 +432,8 @@ def _prove_beside(
         except MissingPackageError as error:
             left_out.append(f"{other.title}: {error.got}; {error.write}")
             continue
-        made, differs = prove_continuations(other, job, place, prompts)
-        details[other.title] = made["tokens"]
+        result, differs = prove_continuations(other, job, written, prompts)
+        details[other.title] = result["tokens"]
         ties += [f"{other.title}, {each}" for each in differs]
     return details, tuple(ties), tuple(left_out)
 
@@ -460,26 +460,26 @@ def check_results(job: Job, what: str, runtime: str, own: object, theirs: object
         )
 
 
-def run_runtime(runtime: Runtime, place: Path, calls: Mapping[str, Any], seconds: float) -> Any:
+def run_runtime(runtime: Runtime, written: Path, calls: Mapping[str, Any], seconds: float) -> Any:
     """Runs the runtime in a process of its own.
 
     Raises:
         ValidationError: it fails, or exceeds the time limit.
     """
     with stale_temporaries.scratch() as folder:
-        given, made = folder / "calls.json", folder / "results.json"
-        given.write_text(json.dumps(calls), encoding="utf-8")
+        asked, results = folder / "calls.json", folder / "results.json"
+        asked.write_text(json.dumps(calls), encoding="utf-8")
         program = runtime.program or (sys.executable, str(_runtime_calls.__file__), runtime.name)
         quiet = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
         try:
             done = subprocess.run(
-                [*program, str(place), str(given), str(made)], capture_output=True, text=True,
+                [*program, str(written), str(asked), str(results)], capture_output=True, text=True,
                 errors="replace", env=quiet, timeout=seconds,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             raise ValidationError(
                 f"{runtime.title} did not finish.",
-                where=str(place),
+                where=str(written),
                 got=f"no answer to {len(calls['prompts'])} prompts within {seconds:.0f} seconds",
                 write="fewer or shorter prompts=[...], or validate=False to look at the export "
                 "all the same",
@@ -487,11 +487,11 @@ def run_runtime(runtime: Runtime, place: Path, calls: Mapping[str, Any], seconds
         if done.returncode:
             raise ValidationError(
                 f"{runtime.title} does not run the export.",
-                where=str(place),
+                where=str(written),
                 got=(done.stderr or done.stdout or f"exit code {done.returncode}")[-1500:],
                 write="validate=False to look at the export all the same, and please report it",
             )
-        return json.loads(made.read_text(encoding="utf-8"))
+        return json.loads(results.read_text(encoding="utf-8"))
 
 
 # --- files of tokenizer and configuration --------------------------------------------------------

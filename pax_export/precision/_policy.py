@@ -246,15 +246,16 @@ class CastView:
         self.original = original
         self.policy = policy
         own = _own_attributes(original)
-        self._given = {n: cast_own(original, v, policy.compute_dtype) for n, v in own.items()}
-        self._contents = {n: _container_content(v) for n, v in self._given.items()}
-        self._originals = _pair_casts(own, self._given)
+        self._at_begin = {n: cast_own(original, v, policy.compute_dtype) for n, v in own.items()}
+        self._contents = {n: _container_content(v) for n, v in self._at_begin.items()}
+        self._originals = _pair_casts(own, self._at_begin)
         inside = ViewPolicy(policy.param_dtype, policy.compute_dtype, policy.output_dtype)
         self.module = object.__new__(derive_class(type(original), "mp_policy", inside))
-        attributes_now(self.module).update(self._given)
+        attributes_now(self.module).update(self._at_begin)
         set_owner(self.module, owner_of(original))
         update_moduledef(self.module, current_kinds(original))
-        self._given = _own_attributes(self.module)  # the containers of a closed one are read-only
+        # The containers of a closed one are read-only.
+        self._at_begin = _own_attributes(self.module)
 
     def close(self) -> None:
         """Ends the time in which the view may be changed."""
@@ -263,7 +264,7 @@ class CastView:
     def write_back(self) -> None:
         """Copies changes of the view to the module; raises if a closed one's container changed."""
         now = _own_attributes(self.module)
-        for name in self._given:
+        for name in self._at_begin:
             if name not in now:
                 delattr(self.original, name)
         for name, value in now.items():
@@ -271,10 +272,10 @@ class CastView:
                 self._write_back_one(name, value)
 
     def _is_untouched(self, name: str, value: object) -> bool:
-        if value is not self._given.get(name, _MISSING):
+        if value is not self._at_begin.get(name, _MISSING):
             return False
-        (leaves, treedef), (original, given_def) = _container_content(value), self._contents[name]
-        return treedef == given_def and all(a is b for a, b in zip(leaves, original))
+        (leaves, treedef), (original, first) = _container_content(value), self._contents[name]
+        return treedef == first and all(a is b for a, b in zip(leaves, original))
 
     def _write_back_one(self, name: str, value: PyTree) -> None:
         value = cast_own(self.original, self._as_outside(value), self.policy.param_dtype)

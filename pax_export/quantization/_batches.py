@@ -192,8 +192,8 @@ class _Samples:
         flat = np.asarray(x, np.float32).reshape(-1)
         low, high = self.ranges.get(int(number), (0.0, 0.0))
         self.ranges[int(number)] = min(low, float(flat.min())), max(high, float(flat.max()))
-        kept = flat[:: max(1, flat.size // _SAMPLES)]
-        self.samples.setdefault(int(number), []).append(kept)
+        sample = flat[:: max(1, flat.size // _SAMPLES)]
+        self.samples.setdefault(int(number), []).append(sample)
 
     def see_outputs(self, number: Array, ends: Array) -> None:
         """Takes the least output of each channel, and the largest ones negated."""
@@ -248,19 +248,19 @@ def static_ranges(
     samples = _Samples()
     numbers = observe(arrays, rebuilt, calls, samples, outputs=True)
     found = {number: _scale(samples, number, method) for number in samples.ranges}
-    made, outputs = {}, {}
+    inputs, outputs = {}, {}
     for name, own in numbers.items():
         each = [found.get(int(number)) for number in own.reshape(-1)]
         if None not in each:
             scales, zeros = (np.reshape(of, own.shape) for of in zip(*each))
-            made[name] = StaticInputs(jnp.asarray(scales, "float32"), jnp.asarray(zeros, "int8"))
+            inputs[name] = StaticInputs(jnp.asarray(scales, "float32"), jnp.asarray(zeros, "int8"))
         numbered = list(map(int, own.reshape(-1)))
         if all(number in samples.outputs for number in numbered):
             both = np.stack([samples.outputs[number] for number in numbered]).reshape(
                 *own.shape, 2, -1
             )
             outputs[name] = OutputRange(jnp.asarray(both[..., 0, :]), jnp.asarray(-both[..., 1, :]))
-    return made, outputs
+    return inputs, outputs
 
 
 def observe(

@@ -25,7 +25,7 @@ from pax_export.core import ParameterModule, is_array
 from pax_export.export.tracing.model_forms import CALL, form_of
 from pax_export.precision.quantized import ArrayLike, Form, QuantizedArray, quantized_dot, rows
 from pax_export.quantization._batches import called
-from pax_export.quantization._rounding import QuantizableArray, places_of_tree, rounded
+from pax_export.quantization._rounding import QuantizableArray, rounded, targets_of_tree
 
 
 class QuantizedFunction:
@@ -44,29 +44,33 @@ class QuantizedFunction:
         functools.update_wrapper(self, function)
 
     def __call__(self, params: PyTree, *args: PyTree, **kwargs: PyTree) -> Any:
-        leaves, structure = jax.tree_util.tree_flatten((params, args, kwargs), is_leaf=_is_held)
-        if not any(map(_is_held, leaves)):
+        whole = (params, args, kwargs)
+        leaves, structure = jax.tree_util.tree_flatten(whole, is_leaf=_is_quantized)
+        if not any(map(_is_quantized, leaves)):
             return self.function(params, *args, **kwargs)
-        places = [at for at, leaf in enumerate(leaves) if _is_held(leaf) or is_array(leaf)]
-        given = [leaves[at] for at in places]
+        numbers = [at for at, leaf in enumerate(leaves) if _is_quantized(leaf) or is_array(leaf)]
+        operands = [leaves[at] for at in numbers]
         results: list[Any] = []
 
         def traced(*arrays: PyTree) -> list[Any]:
-            known = dict(zip(places, arrays))
+            known = dict(zip(numbers, arrays))
             whole = [known.get(at, leaf) for at, leaf in enumerate(leaves)]
             params, args, kwargs = structure.unflatten(whole)
             flat, tree = jax.tree_util.tree_flatten(self.function(params, *args, **kwargs))
             results[:] = tree, flat
             return [each for each in flat if is_array(each)]
 
-        structs = [jax.ShapeDtypeStruct(x.shape, x.dtype) if _is_held(x) else x for x in given]
+        structs = [
+            jax.ShapeDtypeStruct(x.shape, x.dtype) if _is_quantized(x) else x for x in operands
+        ]
         program = jax.make_jaxpr(traced)(*structs)
-        made = iter(_run(program, [_ProgramWeight(x) if _is_held(x) else x for x in given]))
+        weights = [_ProgramWeight(x) if _is_quantized(x) else x for x in operands]
+        computed = iter(_run(program, weights))
         tree, flat = results
-        return tree.unflatten([next(made) if is_array(each) else each for each in flat])
+        return tree.unflatten([next(computed) if is_array(each) else each for each in flat])
 
 
-def _is_held(leaf: object) -> bool:
+def _is_quantized(leaf: object) -> bool:
     return isinstance(leaf, ArrayLike)
 
 
@@ -123,28 +127,28 @@ class _Notes:
         self.by_name: dict[str, dict[str, Any]] = {}
 
 
-def places_of_function(
+def targets_of_function(
     params: PyTree, function: QuantizedFunction, batch: Sequence[Any]
 ) -> Iterator[QuantizableArray]:
     """The arrays of params, with the axes over which products of a call sum."""
     notes = _Notes()
-    found = {id(place.weight): place for place in places_of_tree(params)}
+    found = {id(target.weight): target for target in targets_of_tree(params)}
 
     def noted(leaf: PyTree) -> Any:
-        place = found.get(id(leaf))
-        if place is None or not is_array(leaf):
+        target = found.get(id(leaf))
+        if target is None or not is_array(leaf):
             return leaf
-        return _Noted(jnp.asarray(leaf), place.name, notes)
+        return _Noted(jnp.asarray(leaf), target.name, notes)
 
-    held = jax.tree_util.tree_map(noted, params, is_leaf=_is_held)
-    called(functools.partial(jax.eval_shape, function, held), tuple(batch))
-    for place in found.values():
-        if _is_held(place.weight):
-            yield place
-        elif place.name in notes.by_name:
-            yield place._replace(**notes.by_name[place.name])
+    noted_params = jax.tree_util.tree_map(noted, params, is_leaf=_is_quantized)
+    called(functools.partial(jax.eval_shape, function, noted_params), tuple(batch))
+    for target in found.values():
+        if _is_quantized(target.weight):
+            yield target
+        elif target.name in notes.by_name:
+            yield target._replace(**notes.by_name[target.name])
         else:
-            yield place._replace(reduced=())
+            yield target._replace(reduced=())
 
 
 # --- products in programs --------------------------------------------------------------
@@ -158,9 +162,9 @@ class _ProgramWeight:
     array: Any
     order: tuple[int, ...] | None = field(default=None, metadata={"static": True})
 
-    def axis(self, place: int) -> int:
-        """The axis of the array, counted from the last (-1), that is at a place."""
-        return (place if self.order is None else self.order[place]) - len(self.array.shape)
+    def axis(self, index: int) -> int:
+        """The axis of the array, counted from the last (-1), that is the one at an index."""
+        return (index if self.order is None else self.order[index]) - len(self.array.shape)
 
     def numbers(self) -> jax.Array:
         numbers = self.array.dequantized()
@@ -169,10 +173,10 @@ class _ProgramWeight:
     def noted(self, summed: Sequence[int], rank: int, is_table: bool = False) -> None:
         """Notes the axes over which a product sums, that of groups last, and those of a layer."""
         if isinstance(self.array, _Noted):
-            axes = [self.axis(place) for place in summed]
-            told: dict[str, Any] = {"axis": axes[-1], "rank": rank, "is_table": is_table}
-            told["reduced"] = tuple(sorted(axes))
-            self.array.notes.by_name.setdefault(self.array.name, told)
+            axes = [self.axis(index) for index in summed]
+            found: dict[str, Any] = {"axis": axes[-1], "rank": rank, "is_table": is_table}
+            found["reduced"] = tuple(sorted(axes))
+            self.array.notes.by_name.setdefault(self.array.name, found)
 
     def rows(self) -> Any:
         """Returns the weight if a loop can read its rows as they are stored, else its numbers."""
@@ -186,36 +190,36 @@ def _run(program: TracedProgram, operands: Sequence[Any]) -> list[Any]:
     return interpret(program, operands, _operate)
 
 
-def _operate(equation: Equation, given: list[Any]) -> Sequence[Any] | None:
+def _operate(equation: Equation, operands: list[Any]) -> Sequence[Any] | None:
     name = equation.primitive.name
-    if not any(isinstance(each, _ProgramWeight) for each in given):
-        return bind_equation(equation, given)
-    made = _RULES[name](equation, *given) if name in _RULES else None
-    if made is not None:
-        return [made]
-    opened = run_inside(equation, _for_loop(equation, given), _run)
+    if not any(isinstance(each, _ProgramWeight) for each in operands):
+        return bind_equation(equation, operands)
+    result = _RULES[name](equation, *operands) if name in _RULES else None
+    if result is not None:
+        return [result]
+    opened = run_inside(equation, _for_loop(equation, operands), _run)
     if opened is not None:
         return opened
     if called_program(equation) is not None and not has_own_derivative(equation):
         return None
-    return bind_equation(equation, [_numbers(each) for each in given])
+    return bind_equation(equation, [_numbers(each) for each in operands])
 
 
-def _numbers(given: PyTree) -> Any:
-    return given.numbers() if isinstance(given, _ProgramWeight) else given
+def _numbers(operand: PyTree) -> Any:
+    return operand.numbers() if isinstance(operand, _ProgramWeight) else operand
 
 
-def _for_loop(equation: Equation, given: list[Any]) -> list[Any]:
+def _for_loop(equation: Equation, operands: list[Any]) -> list[Any]:
     """The operands of a loop, where numbers are carried."""
     name, params = equation.primitive.name, equation.params
     if name == "scan":
-        held, carried, inputs = scan_operands(params, given)
+        consts, carried, inputs = scan_operands(params, operands)
         inputs = [each.rows() if isinstance(each, _ProgramWeight) else each for each in inputs]
-        return [*held, *map(_numbers, carried), *inputs]
+        return [*consts, *map(_numbers, carried), *inputs]
     if name == "while":
         first = params["cond_nconsts"] + params["body_nconsts"]
-        return [*given[:first], *map(_numbers, given[first:])]
-    return given
+        return [*operands[:first], *map(_numbers, operands[first:])]
+    return operands
 
 
 def _transpose(equation: Equation, weight: _ProgramWeight) -> Any:
@@ -249,9 +253,9 @@ def _dot(equation: Equation, left: PyTree, right: PyTree) -> Any:
         contracted = weight.axis(summed[0])
         if isinstance(array, QuantizedArray) and array.form.axis == contracted:
             x = array.rounded_inputs(jnp.moveaxis(x, of_x[0], -1))
-            made = quantized_dot(x, *array.stored, form=array.form, contracted=contracted)
-            made = jnp.moveaxis(made, -1, 0) if weight is left else made
-            return made.astype(jnp.result_type(equation.outvars[0].aval))
+            result = quantized_dot(x, *array.stored, form=array.form, contracted=contracted)
+            result = jnp.moveaxis(result, -1, 0) if weight is left else result
+            return result.astype(jnp.result_type(equation.outvars[0].aval))
     x = array.rounded_inputs(x, [axis - len(x.shape) for axis in of_x])
     operands = [weight.numbers(), x] if weight is left else [x, weight.numbers()]
     return bind_equation(equation, operands)[0]
@@ -263,14 +267,14 @@ def _convolve(equation: Equation, x: Array, kernel: PyTree) -> Any:
     _, of_inputs, *spatial = equation.params["dimension_numbers"].rhs_spec
     kernel.noted((*spatial, of_inputs), len(spatial) + 2)
     x = kernel.array.rounded_inputs(_numbers(x), range(1 - len(x.shape), 0))
-    made = bind_equation(equation, [x, kernel.numbers()])[0]
+    result = bind_equation(equation, [x, kernel.numbers()])[0]
     features = equation.params["dimension_numbers"].out_spec[1]
-    return kernel.array.bounded_outputs(made, features - made.ndim)
+    return kernel.array.bounded_outputs(result, features - result.ndim)
 
 
 def _gather(equation: Equation, table: PyTree, index: PyTree) -> Any:
     """Rows of a table, as an embedding takes them."""
-    numbers, told = equation.params["dimension_numbers"], equation.params
+    numbers, params = equation.params["dimension_numbers"], equation.params
     rank = len(table.array.shape) if isinstance(table, _ProgramWeight) else 0
     is_rows = (
         rank == 2
@@ -278,7 +282,7 @@ def _gather(equation: Equation, table: PyTree, index: PyTree) -> Any:
         and numbers.collapsed_slice_dims == numbers.start_index_map == (0,)
         and not numbers.operand_batching_dims
         and numbers.offset_dims == (len(index.shape) - 1,)
-        and told["slice_sizes"] == (1, table.array.shape[1])
+        and params["slice_sizes"] == (1, table.array.shape[1])
     )
     if not is_rows:
         return None
@@ -286,10 +290,10 @@ def _gather(equation: Equation, table: PyTree, index: PyTree) -> Any:
     if not isinstance(table.array, QuantizedArray):
         return None
     at = index[..., 0]
-    made = rows(table.array, jnp.clip(at, 0, table.array.shape[0] - 1))
-    if told["mode"] != jax.lax.GatherScatterMode.FILL_OR_DROP:
-        return made
-    return jnp.where(((at >= 0) & (at < table.array.shape[0]))[..., None], made, jnp.nan)
+    result = rows(table.array, jnp.clip(at, 0, table.array.shape[0] - 1))
+    if params["mode"] != jax.lax.GatherScatterMode.FILL_OR_DROP:
+        return result
+    return jnp.where(((at >= 0) & (at < table.array.shape[0]))[..., None], result, jnp.nan)
 
 
 _RULES: dict[str, Callable[..., Any]] = {
@@ -376,8 +380,8 @@ class RoundedArray(ArrayLike, ParameterModule):
 
     def quantized(self) -> QuantizedArray:
         """Returns the integers of the current weight."""
-        made = rounded(jnp.asarray(self.weight), self.form, self.reduced)
-        return made.replace(inputs=self.inputs, outputs=self.outputs)
+        result = rounded(jnp.asarray(self.weight), self.form, self.reduced)
+        return result.replace(inputs=self.inputs, outputs=self.outputs)
 
     def dequantized(self) -> jax.Array:
         """Returns the quantized values, with the gradient of the weight."""

@@ -41,7 +41,7 @@ from pax_export.quantization._batches import (
     observe,
     static_ranges,
 )
-from pax_export.quantization._functions import RoundedArray, pair_of, places_of_function
+from pax_export.quantization._functions import RoundedArray, pair_of, targets_of_function
 from pax_export.quantization._report import (
     QuantizationReport,
     QuantizedLeaf,
@@ -55,10 +55,10 @@ from pax_export.quantization._rounding import (
     fits_halves,
     is_matrix,
     other_arrays,
-    places_of_layers,
-    places_of_tree,
     rounded,
     rounded_by_inputs,
+    targets_of_layers,
+    targets_of_tree,
     why_not,
 )
 
@@ -69,7 +69,7 @@ class _Net(NamedTuple):
     """A module, or params with their function, and its weights to be quantized."""
 
     whole: Any
-    places: list[QuantizableArray]
+    targets: list[QuantizableArray]
     put: Callable[[Mapping[str, Any]], Any]  # the net with arrays in these places, by name
 
 
@@ -163,28 +163,28 @@ def quantize(
         net, at = net.root, net
     found = _of_module(net, at) if isinstance(net, Module) else _of_pair(net, at, calls)
     before = found.whole
-    arrays, places, kept = _trained_and_others(found, train)
+    arrays, targets, left = _trained_and_others(found, train)
     fallbacks: dict[str, str] = {}
     sensitivity: Mapping[str, float] = {}
-    of_weights = dict.fromkeys(places, bits)
+    of_weights = dict.fromkeys(targets, bits)
     if budget is not None:
         _check_budget(budget, calls, metric, bits, group, scheme)
         lost = _loss(before, calls, metric)
-        rounded = lambda place, bits: _quantized(place, bits, None, scheme)[0]  # noqa: E731
-        chosen = choose(_arrays(before), list(places.values()), rounded, lost, budget)
+        rounded = lambda target, bits: _quantized(target, bits, None, scheme)[0]  # noqa: E731
+        chosen = choose(_arrays(before), list(targets.values()), rounded, lost, budget)
         of_weights, sensitivity = chosen
-    for name, place in places.items():
-        arrays[name], why = _quantized(place, of_weights[name], group, scheme)
+    for name, target in targets.items():
+        arrays[name], why = _quantized(target, of_weights[name], group, scheme)
         fallbacks |= {name: why} if why else {}
     if not arrays:
         raise InvalidArgumentError(
             "The net has no weights to quantize.",
             where="quantize",
-            got=", ".join(f"{name}: {why}" for name, why in kept.items())[:300]
+            got=", ".join(f"{name}: {why}" for name, why in left.items())[:300]
             or repr(before)[:100],
             write="a net with Linear, Embed or convolutions, or (params, function)",
         )
-    corrected = _by_inputs(found, places, arrays, calls or []) if rounding == "gptq" else {}
+    corrected = _by_inputs(found, targets, arrays, calls or []) if rounding == "gptq" else {}
     arrays |= corrected
     plain, missing, weights_alone = arrays, dict.fromkeys(arrays, ""), None
     if activations is not None:
@@ -192,36 +192,36 @@ def quantize(
         fallbacks = missing | fallbacks
 
     def built(arrays: Arrays) -> Any:
-        return found.put({name: _trainable(places[name], each) for name, each in arrays.items()}
+        return found.put({name: _trainable(targets[name], each) for name, each in arrays.items()}
                          if train else arrays)  # fmt: skip
 
     small = built(arrays)
     if activations is not None and calls is not None:
         weights_alone = compared(call_of(before), call_of(built(plain)), calls)
     if isinstance(before, Module):
-        known = {place.name for place, _ in places_of_layers([("", before)])}
-        for name, why in other_arrays(before, {*arrays, *kept}):
-            kept[name] = "not chosen" if name in known else why
+        known = {target.name for target, _ in targets_of_layers([("", before)])}
+        for name, why in other_arrays(before, {*arrays, *left}):
+            left[name] = "not chosen" if name in known else why
     sizes = _sizes(found)
     report = QuantizationReport(
         tuple(
             dataclasses.replace(
-                _leaf(place, arrays[place.name]),
-                sensitivity=sensitivity.get(place.name),
-                rounding="gptq" if place.name in corrected else "nearest",
-                activations=None if place.name in missing else activations,
+                _leaf(target, arrays[target.name]),
+                sensitivity=sensitivity.get(target.name),
+                rounding="gptq" if target.name in corrected else "nearest",
+                activations=None if target.name in missing else activations,
             )
-            for place in found.places
-            if place.name in arrays
+            for target in found.targets
+            if target.name in arrays
         ),
-        {name: kept[name] for name in sorted(kept, key=lambda name: -sizes.get(name, 0))},
+        {name: left[name] for name in sorted(left, key=lambda name: -sizes.get(name, 0))},
         fallbacks,
         tree_bytes(tree_leaves(_arrays(before))),
         tree_bytes(tree_leaves(_arrays(small))),
         None if metric is None else (_measured(metric, before), _measured(metric, small)),
         None if calls is None else compared(call_of(before), call_of(small), calls),
         weights_alone,
-        kept_bytes={name: sizes.get(name, 0) for name in kept},
+        kept_bytes={name: sizes.get(name, 0) for name in left},
     )
     return small, report
 
@@ -229,7 +229,7 @@ def quantize(
 def _sizes(net: _Net) -> dict[str, int]:
     """The sizes of arrays in bytes, by name."""
     if not isinstance(net.whole, Module):
-        return {place.name: place.weight.nbytes for place in net.places}
+        return {target.name: target.weight.nbytes for target in net.targets}
     return {name: leaf.nbytes for name, leaf in named_leaves(net.whole) if is_array(leaf)}
 
 
@@ -238,46 +238,46 @@ def _trained_and_others(
 ) -> tuple[Arrays, dict[str, QuantizableArray], dict[str, str]]:
     """The arrays of rounded weights, the weights to be quantized, and why others are not."""
     arrays: Arrays = {}
-    places: dict[str, QuantizableArray] = {}
-    kept: dict[str, str] = {}
-    for place in net.places:
-        if isinstance(place.weight, QuantizedArray):
+    targets: dict[str, QuantizableArray] = {}
+    left: dict[str, str] = {}
+    for target in net.targets:
+        if isinstance(target.weight, QuantizedArray):
             raise QuantizationError(
                 "The net is already quantized.",
-                where=place.name,
-                got=repr(place.weight),
+                where=target.name,
+                got=repr(target.weight),
                 write="quantize the original net, quantize(net, at=...) for other parts, or "
                 "quantization.dequantize(net) first",
             )
-        if isinstance(place.weight, RoundedArray):
+        if isinstance(target.weight, RoundedArray):
             if train:
                 raise QuantizationError(
-                    f"The net is already trained with {place.weight.form.bits} bits.",
-                    where=place.name,
-                    got=repr(place.weight),
+                    f"The net is already trained with {target.weight.form.bits} bits.",
+                    where=target.name,
+                    got=repr(target.weight),
                     write="quantize(net) of the trained net, or train=True for the net before",
                 )
-            arrays[place.name] = place.weight.quantized()
-        elif why := why_not(place):
-            kept[place.name] = why
+            arrays[target.name] = target.weight.quantized()
+        elif why := why_not(target):
+            left[target.name] = why
         else:
-            places[place.name] = place
-    return arrays, places, kept
+            targets[target.name] = target
+    return arrays, targets, left
 
 
-def _trainable(place: QuantizableArray, array: QuantizedArray) -> RoundedArray:
-    return RoundedArray(place.weight, array.form, place.reduced, array.inputs, array.outputs)
+def _trainable(target: QuantizableArray, array: QuantizedArray) -> RoundedArray:
+    return RoundedArray(target.weight, array.form, target.reduced, array.inputs, array.outputs)
 
 
 def _by_inputs(
-    net: _Net, places: Mapping[str, QuantizableArray], arrays: Arrays, calls: list[Any]
+    net: _Net, targets: Mapping[str, QuantizableArray], arrays: Arrays, calls: list[Any]
 ) -> Arrays:
     """The arrays that are rounded for the inputs of their products."""
-    in_8_bits = {name: _quantized(place, 8)[0] for name, place in places.items()}
+    in_8_bits = {name: _quantized(target, 8)[0] for name, target in targets.items()}
     near = {**arrays, **in_8_bits}  # so that inputs are nearly those of the float net
     moments = InputMoments()
     numbers = observe(
-        {name: (near[name], place.rank) for name, place in places.items() if is_matrix(place)},
+        {name: (near[name], target.rank) for name, target in targets.items() if is_matrix(target)},
         lambda observed: call_of(net.put({**near, **observed})),
         calls,
         moments,
@@ -285,11 +285,11 @@ def _by_inputs(
     corrected = {}
     for name, own in numbers.items():
         seen = [moments.sums[int(each)] for each in own.reshape(-1) if int(each) in moments.sums]
-        size = places[name].weight.shape[places[name].axis]
+        size = targets[name].weight.shape[targets[name].axis]
         # All products were seen, with what is summed in the last axis of their inputs.
         is_seen = len(seen) == own.size and all(len(each) == size for each in seen)
         if is_seen and arrays[name].form.scheme != "float":
-            corrected[name] = rounded_by_inputs(places[name], arrays[name], seen)
+            corrected[name] = rounded_by_inputs(targets[name], arrays[name], seen)
     return corrected
 
 
@@ -300,8 +300,8 @@ def _with_inputs(
     inputs: dict[str, Any] = {name: DynamicInputs() for name in arrays}
     outputs: dict[str, Any] = {}
     if activations != "dynamic":
-        of_layers = {place.name: (arrays[place.name], place.rank)
-                     for place in net.places if place.name in arrays}  # fmt: skip
+        of_layers = {target.name: (arrays[target.name], target.rank)
+                     for target in net.targets if target.name in arrays}  # fmt: skip
         rebuilt = lambda observed: call_of(net.put(observed))  # noqa: E731
         inputs, outputs = static_ranges(of_layers, rebuilt, calls, activations)
     why = "its inputs stay as they are: no batch reached a product with it"
@@ -415,17 +415,17 @@ def _check_rounding(rounding: str, batches: object, train: bool) -> None:
 
 def _of_module(net: Module, at: Selector) -> _Net:
     modules = [("", net)] if at is None else chosen_modules(net, at, "quantize")
-    found = list(places_of_layers(modules))
+    found = list(targets_of_layers(modules))
 
     def put(arrays: Mapping[str, Any]) -> Any:
         by_layer: dict[int, dict[str, Any]] = defaultdict(dict)
-        for place, own in found:
-            if place.name in arrays:
-                by_layer[id(own.layer)][own.name] = arrays[place.name]
+        for target, own in found:
+            if target.name in arrays:
+                by_layer[id(own.layer)][own.name] = arrays[target.name]
         changes = {layer: partial(_with_arrays, arrays=each) for layer, each in by_layer.items()}
         return apply_changes(net, changes)
 
-    return _Net(net, [place for place, _ in found], put)
+    return _Net(net, [target for target, _ in found], put)
 
 
 def _with_arrays(layer: Module, *, arrays: dict[str, Any]) -> Any:
@@ -456,47 +456,46 @@ def _of_pair(net: Any, at: object, calls: list[Any] | None) -> _Net:
             got=f"{type(net).__name__} without batches",
             write="quantize(net, [x])",
         )
-    places = list(
-        places_of_tree(params) if calls is None else places_of_function(params, function, calls[0])
-    )
+    of_call = None if calls is None else targets_of_function(params, function, calls[0])
+    targets = list(of_call or targets_of_tree(params))
 
     def put(arrays: Mapping[str, Any]) -> Any:
-        new = {id(place.weight): arrays[place.name] for place in places if place.name in arrays}
+        new = {id(each.weight): arrays[each.name] for each in targets if each.name in arrays}
         is_leaf = lambda each: isinstance(each, RoundedArray)  # noqa: E731
         return tree_map(lambda leaf: new.get(id(leaf), leaf), params, is_leaf=is_leaf), function
 
-    return _Net((params, function), places, put)
+    return _Net((params, function), targets, put)
 
 
 def _quantized(
-    place: QuantizableArray, bits: int, group: int | None = None, scheme: str = "symmetric"
+    target: QuantizableArray, bits: int, group: int | None = None, scheme: str = "symmetric"
 ) -> tuple[Any, str]:
     """The integers of a place, and why they are not those that were asked for."""
-    weight = jnp.asarray(place.weight)
+    weight = jnp.asarray(target.weight)
     dtype = np.dtype(weight.dtype).name
     why = ""
     if bits == 4 or group is not None:
-        form = Form(bits, GROUP, place.axis, dtype, scheme if bits == 4 else "symmetric")
-        size = weight.shape[place.axis]
+        form = Form(bits, GROUP, target.axis, dtype, scheme if bits == 4 else "symmetric")
+        size = weight.shape[target.axis]
         if size % GROUP:
             why = f"int8 for each channel: {size} is no multiple of {GROUP}"
         elif not fits_halves(weight, form):
             why = "int8 for each channel: scales of groups are outside of float16"
         else:
-            return rounded(weight, form, place.reduced), ""
+            return rounded(weight, form, target.reduced), ""
     whole = scheme if scheme == "float" else "symmetric"
-    return rounded(weight, Form(8, None, place.axis, dtype, whole), place.reduced), why
+    return rounded(weight, Form(8, None, target.axis, dtype, whole), target.reduced), why
 
 
-def _leaf(place: QuantizableArray, array: QuantizedArray) -> QuantizedLeaf:
-    weight = place.weight.weight if isinstance(place.weight, RoundedArray) else place.weight
+def _leaf(target: QuantizableArray, array: QuantizedArray) -> QuantizedLeaf:
+    weight = target.weight.weight if isinstance(target.weight, RoundedArray) else target.weight
     largest, norm, norm_of_weight = map(float, _errors(weight, array.form, *array.stored))
     return QuantizedLeaf(
-        place.name,
-        tuple(place.weight.shape),
+        target.name,
+        tuple(target.weight.shape),
         array.form.bits,
         array.form.group,
-        place.weight.nbytes,
+        target.weight.nbytes,
         array.nbytes,
         largest,
         norm / norm_of_weight if norm_of_weight else 0.0,

@@ -134,13 +134,13 @@ class QuantizationReport:
 
     def summary(self) -> dict[str, Any]:
         """The losses as plain data, for the reports of exports."""
-        made: dict[str, Any] = {"bytes": [self.before, self.after]}
+        summary: dict[str, Any] = {"bytes": [self.before, self.after]}
         if self.metric is not None:
-            made["metric"] = list(self.metric)
+            summary["metric"] = list(self.metric)
         if self.difference is not None:
             found = asdict(self.difference) | {"seconds": list(self.difference.seconds)}
-            made |= {name: each for name, each in found.items() if each is not None}
-        return made
+            summary |= {name: each for name, each in found.items() if each is not None}
+        return summary
 
     def __str__(self) -> str:
         lines = [f"{len(self.leaves)} weights quantized, {len(self.kept)} arrays kept"]
@@ -216,7 +216,7 @@ class ChosenBits(NamedTuple):
 
 def choose(
     arrays: PyTree,
-    places: Sequence[QuantizableArray],
+    targets: Sequence[QuantizableArray],
     rounded: Callable[[QuantizableArray, int], Any],
     loss: Loss,
     budget: float,
@@ -225,7 +225,7 @@ def choose(
 
     Args:
         arrays: the net, or its parameters.
-        places: its weights.
+        targets: its weights.
         rounded: quantizes a weight with a number of bits.
         loss: returns the loss of such arrays.
         budget: the largest loss.
@@ -233,19 +233,19 @@ def choose(
     leaves, treedef = jax.tree_util.tree_flatten(arrays)
     at = {id(leaf): number for number, leaf in enumerate(leaves)}
     numbers = {
-        (place.name, bits): rounded(place, bits).dequantized()
-        for place in places
+        (target.name, bits): rounded(target, bits).dequantized()
+        for target in targets
         for bits in (4, 8)
     }
 
     def lost(bits: Mapping[str, int]) -> float:
         changed = list(leaves)
-        for place in places:
-            if place.name in bits:
-                changed[at[id(place.weight)]] = numbers[place.name, bits[place.name]]
+        for target in targets:
+            if target.name in bits:
+                changed[at[id(target.weight)]] = numbers[target.name, bits[target.name]]
         return loss(treedef.unflatten(changed))
 
-    every = {place.name: 8 for place in places}
+    every = {target.name: 8 for target in targets}
     least = lost(every)
     if not least <= budget:
         alone = {name: lost({name: 8}) for name in every}
@@ -257,7 +257,7 @@ def choose(
             write=f"budget={least * 1.05:.2g}, or at= with layers that lose less",
         )
     sensitivity = {name: lost({name: 4}) for name in every}
-    size = {place.name: place.weight.size for place in places}
+    size = {target.name: target.weight.size for target in targets}
     order = sorted(every, key=lambda name: sensitivity[name] / size[name])
     few, many = 0, len(order) + 1  # `few` weights with 4 bits are within the budget, `many` are not
     while many - few > 1:

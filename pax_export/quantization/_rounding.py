@@ -46,7 +46,7 @@ class QuantizableArray(NamedTuple):
     is_table: bool = False
 
 
-def places_of_layers(
+def targets_of_layers(
     modules: list[tuple[str, Any]],
 ) -> Iterator[tuple[QuantizableArray, DeclaredArray]]:
     """The kernels and tables that layers in some modules declare."""
@@ -59,10 +59,10 @@ def places_of_layers(
             for found in declared_in(layer).values():
                 if found.declared.role in ("kernel", "table") and found.input_axes:
                     name = join_path(join_path(path, below) if below else path, found.name)
-                    yield _place_of(name, found), found
+                    yield _target_of(name, found), found
 
 
-def _place_of(name: str, found: DeclaredArray) -> QuantizableArray:
+def _target_of(name: str, found: DeclaredArray) -> QuantizableArray:
     is_table = found.declared.role == "table"
     # A row of a table is looked up: its elements share a scale.
     reduced = found.output_axes if is_table else found.input_axes
@@ -70,7 +70,7 @@ def _place_of(name: str, found: DeclaredArray) -> QuantizableArray:
     return QuantizableArray(name, found.array, reduced, inputs, len(found.axes), is_table)
 
 
-def places_of_tree(params: PyTree) -> Iterator[QuantizableArray]:
+def targets_of_tree(params: PyTree) -> Iterator[QuantizableArray]:
     """The arrays of a tree with two axes or more, as ``x @ array`` takes them."""
     is_leaf = lambda each: isinstance(each, ArrayLike)  # noqa: E731
     for path, leaf in jax.tree_util.tree_flatten_with_path(params, is_leaf=is_leaf)[0]:
@@ -80,16 +80,16 @@ def places_of_tree(params: PyTree) -> Iterator[QuantizableArray]:
             yield QuantizableArray(name, leaf, reduced or (-1,), -2, len(leaf.shape))
 
 
-def why_not(place: QuantizableArray) -> str:
+def why_not(target: QuantizableArray) -> str:
     """Why an array cannot be quantized; empty if it can."""
-    weight = place.weight
+    weight = target.weight
     if not is_array(weight):
         return f"{type(weight).__name__}, which is no array"
     if not jnp.issubdtype(weight.dtype, jnp.floating):
         return f"its dtype is {weight.dtype}"
     if len(weight.shape) < 2:
         return "a vector"
-    if not place.reduced:
+    if not target.reduced:
         return "no product of a call takes it"
     if not weight.size:
         return "it has no elements"
@@ -184,22 +184,22 @@ def _nearest(numbers: Any, levels: Levels) -> Any:
     return jnp.clip(whole, levels.least, levels.most)
 
 
-def _ranges(numbers: Any, place: int, scheme: str) -> tuple[Any, Any]:
+def _ranges(numbers: Any, inner: int, scheme: str) -> tuple[Any, Any]:
     """Returns the size and the middle of the range of each group."""
     if scheme == "symmetric":
-        largest = jnp.max(jnp.abs(numbers), place, keepdims=True)
+        largest = jnp.max(jnp.abs(numbers), inner, keepdims=True)
         return largest, jnp.zeros_like(largest)
     # Zero points are levels, so that ranges contain 0.
-    high = jnp.maximum(jnp.max(numbers, place, keepdims=True), 0)
-    low = jnp.minimum(jnp.min(numbers, place, keepdims=True), 0)
+    high = jnp.maximum(jnp.max(numbers, inner, keepdims=True), 0)
+    low = jnp.minimum(jnp.min(numbers, inner, keepdims=True), 0)
     return high - low, (high + low) / 2
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def _by_group(weight: Array, form: Form, levels: Levels) -> Any:
     numbers = _grouped(weight.astype(jnp.float32), form.axis, form.group)
-    place = weight.ndim + form.axis + 1
-    span, middle = _ranges(numbers, place, form.scheme)
+    inner = weight.ndim + form.axis + 1
+    span, middle = _ranges(numbers, inner, form.scheme)
     has_zeros = form.scheme == "asymmetric"
     center = (levels.least + levels.most) / 2 if has_zeros else 0
 
@@ -209,26 +209,26 @@ def _by_group(weight: Array, form: Form, levels: Levels) -> Any:
         wide = scales.astype(jnp.float32)
         zeros = _nearest(center - middle / wide, levels)
         integers = _nearest(numbers / wide + zeros, levels)
-        error = jnp.sum(((integers - zeros) * wide - numbers) ** 2, place, keepdims=True)
+        error = jnp.sum(((integers - zeros) * wide - numbers) ** 2, inner, keepdims=True)
         return integers.astype(jnp.int8), scales, zeros.astype(jnp.int8), error
 
     divisors = jnp.asarray(levels.divisors, jnp.float32)
 
-    def better(place: object, best: Any) -> Any:
-        new = tried(divisors[place])
+    def better(number: object, best: Any) -> Any:
+        new = tried(divisors[number])
         chosen = new[-1] < best[-1]
         return tuple(jnp.where(chosen, a, b) for a, b in zip(new, best))
 
     integers, scales, zeros, _ = jax.lax.fori_loop(1, len(divisors), better, tried(divisors[0]))
-    scales, zeros = (jnp.squeeze(each, place) for each in (scales, zeros))
+    scales, zeros = (jnp.squeeze(each, inner) for each in (scales, zeros))
     integers = integers.reshape(weight.shape)
-    held = packed(integers, form.axis) if form.bits == 4 else integers
-    return held, scales, zeros if has_zeros else None
+    stored = packed(integers, form.axis) if form.bits == 4 else integers
+    return stored, scales, zeros if has_zeros else None
 
 
 def _grouped(weight: Any, axis: int, group: int | None) -> Any:
-    place, shape = weight.ndim + axis, weight.shape
-    return weight.reshape(*shape[:place], -1, group, *shape[place + 1 :])
+    inner, shape = weight.ndim + axis, weight.shape
+    return weight.reshape(*shape[:inner], -1, group, *shape[inner + 1 :])
 
 
 # --- GPTQ, Frantar et al. 2022, https://arxiv.org/abs/2210.17323 -----------------------------
@@ -252,19 +252,19 @@ class InputMoments:
         self.sums[int(number)] = found + (rows.T @ rows).astype(np.float64)
 
 
-def is_matrix(place: QuantizableArray) -> bool:
+def is_matrix(target: QuantizableArray) -> bool:
     """Whether a weight multiplies the last axis of its inputs alone, as `Linear` and 1×1 do."""
-    kernel = place.weight.shape[-len(place.reduced) - 1 : -2]
-    return place.axis >= -2 and not place.is_table and all(size == 1 for size in kernel)
+    kernel = target.weight.shape[-len(target.reduced) - 1 : -2]
+    return target.axis >= -2 and not target.is_table and all(size == 1 for size in kernel)
 
 
 def rounded_by_inputs(
-    place: QuantizableArray, array: QuantizedArray, sums: list[np.ndarray]
+    target: QuantizableArray, array: QuantizedArray, sums: list[np.ndarray]
 ) -> QuantizedArray:
     """Returns a quantized weight whose integers compensate each other's errors.
 
     Args:
-        place: the weight.
+        target: the weight.
         array: the weight rounded to the nearest integers.
         sums: the sums of its inputs, per layer of a scan.
     """
@@ -274,19 +274,19 @@ def rounded_by_inputs(
         numbers = np.asarray(numbers)  # as [inputs, outputs], and back
         return numbers if form.axis == -2 else numbers.swapaxes(-1, -2)
 
-    weight = turned(place.weight).astype(np.float64)
+    weight = turned(target.weight).astype(np.float64)
     matrices = weight.reshape(-1, *weight.shape[-2:])
     scales = turned(array.scales).reshape(len(matrices), -1, weight.shape[-1])
-    made = [_one(*each, form._replace(axis=-2)) for each in zip(matrices, scales, sums)]
-    integers, new, zeros = (np.stack(each) for each in zip(*made))
+    results = [_one(*each, form._replace(axis=-2)) for each in zip(matrices, scales, sums)]
+    integers, new, zeros = (np.stack(each) for each in zip(*results))
     integers = turned(integers.reshape(weight.shape)).astype(np.int8)
-    held = packed(integers, form.axis) if form.bits == 4 else integers
+    stored = packed(integers, form.axis) if form.bits == 4 else integers
     new, zeros = (
         None if like is None else turned(each.reshape(turned(like).shape)).astype(like.dtype)
         for like, each in ((array.scales, new), (array.zeros, zeros))
     )
-    held, new, zeros = jax.device_put((held, new, zeros))
-    return array.replace(integers=held, scales=new, zeros=zeros)
+    stored, new, zeros = jax.device_put((stored, new, zeros))
+    return array.replace(integers=stored, scales=new, zeros=zeros)
 
 
 def _one(

@@ -65,27 +65,27 @@ def shard(tree: T, mesh: AnyMesh, rules: RulesLike = None) -> T:
     found = shardings_of_leaves(tree, mesh, rules)
     if not all(map(_needs_no_device, leaves)):
         require_devices(mesh)
-    require_same_values([leaf for leaf in leaves if _is_held_here(leaf)], mesh)
-    return treedef.unflatten([_place_leaf(leaf, each) for leaf, each in zip(leaves, found)])
+    require_same_values([leaf for leaf in leaves if _is_local(leaf)], mesh)
+    return treedef.unflatten([_put_leaf(leaf, each) for leaf, each in zip(leaves, found)])
 
 
 def _needs_no_device(leaf: object) -> bool:
     return isinstance(leaf, jax.ShapeDtypeStruct) or is_tracer(leaf)
 
 
-def _is_held_here(leaf: object) -> bool:
+def _is_local(leaf: object) -> bool:
     """Returns whether this process has all values of a leaf."""
     if _needs_no_device(leaf):
         return False
     return not isinstance(leaf, jax.Array) or leaf.is_fully_addressable
 
 
-def _place_leaf(leaf: object, sharding: NamedSharding) -> Any:
+def _put_leaf(leaf: object, sharding: NamedSharding) -> Any:
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
     if is_tracer(leaf):
         return jax.lax.with_sharding_constraint(leaf, sharding)
-    if not _is_held_here(leaf):
+    if not _is_local(leaf):
         return jax.jit(_same, out_shardings=sharding)(leaf)
     if not sharding.is_fully_addressable:
         return _own_part(leaf, sharding)
@@ -366,7 +366,7 @@ def keep(function: F, *trees: PyTree) -> F:
         return next((each for own, each in known if own == structure), None)
 
     @functools.wraps(function)
-    def kept(*args: object, **kwargs: object) -> Any:
+    def wrapped(*args: object, **kwargs: object) -> Any:
         any_known = False
 
         def constrained(value: object) -> Any:
@@ -389,7 +389,7 @@ def keep(function: F, *trees: PyTree) -> F:
             )
         return results
 
-    return kept
+    return wrapped
 
 
 def _constrain_leaf(leaf: object, sharding: Sharding) -> Any:

@@ -271,7 +271,7 @@ class _Filler:
     study: Study
     lying: dict[str, Any]  # path -> sharding
     dtype: Any
-    made: dict[tuple, Any] = field(default_factory=dict)
+    read: dict[tuple, Any] = field(default_factory=dict)
 
     def fill(self, choice: Choice) -> Any:
         """The module with the leaves of a choice, in the order of the module."""
@@ -286,13 +286,13 @@ class _Filler:
             return constant_leaf(own, sharding, int(path in wanted.counters))
         pieces = choice.recipe.get(path)
         key = (path, pieces and tuple(piece.key() for piece in pieces))
-        if key not in self.made:
+        if key not in self.read:
             if pieces is None:
-                self.made[key] = keep_leaf(own, path, sharding, next_rng_key)
+                self.read[key] = keep_leaf(own, path, sharding, next_rng_key)
             else:
                 reader = LeafReader(path, own.shape, self._dtype_of(own), pieces, self.source)
-                self.made[key] = reader.place(own, sharding)
-        return self.made[key]
+                self.read[key] = reader.put(own, sharding)
+        return self.read[key]
 
     def _dtype_of(self, own: PyTree) -> Any:
         floating = jax.numpy.issubdtype(own.dtype, np.floating)

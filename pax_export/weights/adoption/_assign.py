@@ -25,7 +25,7 @@ from pax_export.weights.adoption._missing import without_counterpart
 from pax_export.weights.adoption._name_parsing import (
     KINDS,
     contradicts_order,
-    norm_place,
+    norm_position,
     paths_above,
     sort_norms,
 )
@@ -125,7 +125,7 @@ def _find_components(
                 each for each in layers
                 if each not in done and any(fits(each, group) for group in found)
             ]  # fmt: skip
-        yield Component(mine, sorted(theirs, key=lambda group: group.place), fits)
+        yield Component(mine, sorted(theirs, key=lambda group: group.index), fits)
     for group in left:
         yield Component([], [group], fits)
 
@@ -157,7 +157,7 @@ def _find_extra(component: Component, apart: bool, others: bool) -> tuple[list[L
             if component.fits(layers[0], groups[0])
             and (not counted or other.count("#") == own.count("#"))
         })  # fmt: skip
-    chosen |= _told_by_order({own: chosen[own] for own in ours if is_norm(ours[own][0])})
+    chosen |= _by_order_of_norms({own: chosen[own] for own in ours if is_norm(ours[own][0])})
     return without_counterpart(ours, theirs, chosen)
 
 
@@ -234,7 +234,7 @@ def _decide_by_words(
     found = list(itertools.islice(find_matchings(chosen), 2))
     norms = {own: layers for own, layers in ours.items() if is_norm(layers[0])}
     if len(found) > 1:
-        by_order = _told_by_order({own: chosen[own] for own in norms})
+        by_order = _by_order_of_norms({own: chosen[own] for own in norms})
         ordered, found = set(by_order), list(itertools.islice(find_matchings(chosen | by_order), 2))
     if len(found) != 1 or len(found[0]) != len(ours):
         return False
@@ -256,7 +256,7 @@ def _decide_by_words(
     return True
 
 
-def _told_by_order(chosen: Mapping[Any, list[Any]]) -> dict[Any, list[Any]]:
+def _by_order_of_norms(chosen: Mapping[Any, list[Any]]) -> dict[Any, list[Any]]:
     """Assigns norms of a block that may swap by their order."""
     by_order: dict[Any, list[Any]] = {}
     for options in chosen.values():
@@ -292,7 +292,7 @@ def _fit_loosely(component: Component, layers: list[Layer], groups: list[Group])
 
 def _numbers_count_layers(layer: Layer, group: Group) -> bool:
     """Whether the numbers of a name count layers; those of ``arr_0`` and ``var_17`` do not."""
-    if layer.said & group.said:
+    if layer.meaning & group.meaning:
         return True
     return group.sure and (group.own_words <= KINDS or group.is_in_list)
 
@@ -311,8 +311,9 @@ def _common_words(
 def _shared_words(layer: Layer, group: Group, norms: bool) -> frozenset:
     """Returns the common words of a layer and a group that identify their position."""
     if not norms:
-        return layer.said & group.said
-    return (norm_place(layer.name.words).said | layer.also) & norm_place(group.name.words).said
+        return layer.meaning & group.meaning
+    ours, theirs = norm_position(layer.name.words), norm_position(group.name.words)
+    return (ours.meaning | layer.also) & theirs.meaning
 
 
 def _best_options(options: Mapping[Any, frozenset]) -> list[Any]:

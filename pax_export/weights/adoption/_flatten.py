@@ -19,7 +19,7 @@ from pax_export.weights.adoption._name_parsing import WEIGHT
 
 AS_IT_IS, FIRST = "as it is", "channels_first"
 #: The user's option for all layers, or the number of flattened channels by path.
-Told = str | Mapping[str, int] | None
+Flatten = str | Mapping[str, int] | None
 
 _CHANNELS_FIRST = ("torch", "torch, Conv1D", "onnx")
 _CELLS = ("lstm", "gru", "rnn")
@@ -36,7 +36,7 @@ class _Sizes:
     kind: str
     inputs: int
     outputs: int
-    place: int
+    index: int
     there: int
 
 
@@ -44,7 +44,7 @@ def with_flattened(
     options: Mapping[tuple[Layer, Group], list[Recipe]],
     layers: Sequence[Layer],
     origin: str,
-    chosen: Told,
+    chosen: Flatten,
 ) -> dict[tuple[Layer, Group], list[Recipe]]:
     """Adds the recipes that permute the inputs of a dense layer behind a flatten."""
     found = dict(options)
@@ -56,20 +56,21 @@ def with_flattened(
     own = {each.layer: each for each in reversed(sizes)}
     counts = {} if isinstance(chosen, str) or chosen is None else chosen
     for pair in options:
-        layer, mine, said = pair[0], own.get(pair[0]), counts.get(pair[0].path)
+        layer, mine, asked = pair[0], own.get(pair[0]), counts.get(pair[0].path)
         channels = {
             side: _possible_channels(mine, sizes, side) if mine else [] for side in (False, True)
         }
-        if said is not None:
+        if asked is not None:
             sides = [side for side in channels if channels[side]] or [False]
-            channels = {side: [said] for side in sides}
+            channels = {side: [asked] for side in sides}
             for outputs in sides:
                 size = mine and (mine.outputs if outputs else mine.inputs)
-                if not size or size % said:
+                if not size or size % asked:
                     raise InvalidArgumentError(
                         "flatten=: the number of channels does not divide the layer's size.",
                         where=f"flatten=, {layer.path}",
-                        got=f"{said} channels, {size or 'no'} {'outputs' if outputs else 'inputs'}",
+                        got=f"{asked} channels, {size or 'no'} "
+                        + ("outputs" if outputs else "inputs"),
                         write="the channels of the image that is flattened: they times its places "
                         "are the inputs",
                     )
@@ -79,7 +80,7 @@ def with_flattened(
                  for path, pieces in recipe.items()}
                 for recipe in found[pair] for count in numbers
             ]  # fmt: skip
-            only = said is not None or chosen == FIRST
+            only = asked is not None or chosen == FIRST
             found[pair] = others if others and only else [*found[pair], *others]
     return found
 
@@ -91,7 +92,7 @@ def flattened_channels(recipe: Recipe) -> int | None:
 
 
 def _find_sizes(layer: Layer, group: Group, index: int) -> Iterator[_Sizes]:
-    kind, there = layer.kind, group.place
+    kind, there = layer.kind, group.index
     if kind in _CELLS:
         inputs, hidden, _ = layer.options
         yield _Sizes(layer, kind, inputs, hidden, index, there)
@@ -120,7 +121,7 @@ def _find_sizes(layer: Layer, group: Group, index: int) -> Iterator[_Sizes]:
 
 def _possible_channels(mine: _Sizes, sizes: Sequence[_Sizes], outputs: bool) -> list[int]:
     """Returns the possible numbers of channels before a flatten, for a layer's input or output."""
-    layer, index, size = mine.layer, mine.place, mine.outputs if outputs else mine.inputs
+    layer, index, size = mine.layer, mine.index, mine.outputs if outputs else mine.inputs
     if mine.kind not in (("linear",) if outputs else ("linear", "norm", *_CELLS)):
         return []
     if layer.stack is not None and layer.kind != "free":
@@ -131,14 +132,14 @@ def _possible_channels(mine: _Sizes, sizes: Sequence[_Sizes], outputs: bool) -> 
     dense = [each for each in sizes if each.kind not in ("conv", "norm")]
     if outputs:
         images = {each.inputs for each in convs}  # an image may have a part of this size
-        after = {each.inputs for each in dense if each.place > index}
+        after = {each.inputs for each in dense if each.index > index}
         if any(part == size or _is_split(size, part) for part in after - images):
             return []
-        found = [each.inputs for each in convs if each.place > index]
+        found = [each.inputs for each in convs if each.index > index]
     else:
-        if any(each.place < index and _may_return(each, size) for each in dense):
+        if any(each.index < index and _may_return(each, size) for each in dense):
             return []
-        before = [each for each in convs if each.place < index or each.there < mine.there]
+        before = [each for each in convs if each.index < index or each.there < mine.there]
         found = [each.outputs for each in reversed(before)]
     return list(dict.fromkeys(count for count in found if count > 1 and size % count == 0))
 

@@ -31,7 +31,7 @@ class Group:
     parts: dict[str, Piece]  # role -> array
     name: Name
     raw: tuple[str, ...]  # words as written; for a part, those of the whole
-    place: int  # index of its first array in the file
+    index: int  # index of its first array in the file
     sure: bool = True  # whether the names determine the roles
     within: str | None = None  # path of the module in which the user wants it
     around: int = 0  # number of leading words that all groups share
@@ -41,7 +41,7 @@ class Group:
     @cached_property
     def own_words(self) -> frozenset[str]:
         """The words without the prefix of all names, such as ``model``."""
-        return name_of_words(self.raw[self.around :]).said
+        return name_of_words(self.raw[self.around :]).meaning
 
     @cached_property
     def is_in_list(self) -> bool:
@@ -52,8 +52,8 @@ class Group:
         )
 
     @cached_property
-    def said(self) -> frozenset[str]:
-        return self.name.said
+    def meaning(self) -> frozenset[str]:
+        return self.name.meaning
 
     def may_fill(self, layer: Layer) -> bool:
         """Whether names and parameterizations allow the layer; shapes are not compared."""
@@ -123,7 +123,7 @@ def group_arrays(
                 lacks=next((lone[name] for name in group.arrays if name in lone), ""))
         for group in groups.values()
     ]  # fmt: skip
-    return sorted(found_groups, key=lambda group: group.place), counters
+    return sorted(found_groups, key=lambda group: group.index), counters
 
 
 def _of_cells(names: Sequence[str]) -> dict[str, str]:

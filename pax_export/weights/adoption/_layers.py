@@ -30,7 +30,7 @@ class Leaf:
     path: str
     shape: tuple[int, ...]
     dtype: Any
-    place: LeafPart | None = None  # the slice; None for a whole leaf
+    slot: LeafPart | None = None  # the slice; None for a whole leaf
     part: str = ""  # the name of the slice
 
     @property
@@ -54,9 +54,9 @@ class Layer:
     stack: Stack | None = None  # the layers that its leaves stack; `kind` is that of one layer
 
     @cached_property
-    def said(self) -> frozenset[str]:
+    def meaning(self) -> frozenset[str]:
         """The words of its possible names."""
-        return self.name.said | self.also
+        return self.name.meaning | self.also
 
     @cached_property
     def signature(self) -> tuple:
@@ -189,7 +189,7 @@ def _layer_of(
         alone = next(iter(below)) if kind == "kernel" and set(roles) == {WEIGHT} else ""
         own = f"{path}.{alone}".strip(".") if len(declared) > 1 and alone else path
         options = _layer_options(kind, module, [declared[n] for n in below if n in declared])
-        yield Layer(own, kind, roles, name_of(own), _given_words(around), options,
+        yield Layer(own, kind, roles, name_of(own), _words_of_name(around), options,
                     _count_heads(around), stack)  # fmt: skip
 
 
@@ -213,10 +213,10 @@ def as_pax_keeps_them(layers: Iterable[Layer]) -> list[Layer]:
     return found
 
 
-def _given_words(around: Around) -> frozenset[str]:
+def _words_of_name(around: Around) -> frozenset[str]:
     """The words of the names that the module itself was given."""
     name = getattr(around[-1][1], "name", None) if around else None
-    return name_of(name).said if isinstance(name, str) else frozenset()
+    return name_of(name).meaning if isinstance(name, str) else frozenset()
 
 
 def _layer_options(kind: str, module: Module, arrays: list[DeclaredArray]) -> tuple:
@@ -283,7 +283,7 @@ def _free_leaves(
     for parent, roles in together.items():
         around = _modules_around(parent, modules)
         is_module = around and isinstance(around[-1][1], Module)
-        add(parent, roles, around, also=_given_words(around) if is_module else frozenset())
+        add(parent, roles, around, also=_words_of_name(around) if is_module else frozenset())
 
 
 # --- stacked layers: the modules whose leaves have an axis of layers ------------------

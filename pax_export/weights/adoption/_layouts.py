@@ -44,7 +44,7 @@ def find_recipes(
     """Returns all recipes by which a group can fill a layer; `axes` are given permutations."""
     if layer.stack is not None and layer.kind != "free":
         return _recipes_of_stack(layer, layer.stack.sizes, group, origin, axes)
-    places = {leaf.path: leaf.place for leaf in layer.leaves.values() if leaf.place is not None}
+    places = {leaf.path: leaf.slot for leaf in layer.leaves.values() if leaf.slot is not None}
     ways = _recipes_of_layer(layer, group, origin, axes)
     if not places:
         return ways
@@ -308,7 +308,7 @@ _WEIGHTS = {
 
 #: For each gate: the prefix of the roles of our leaves, and the gate's place in these.
 _OURS = {
-    "lstm": {gate: ("", place) for place, gate in enumerate("igfo")},
+    "lstm": {gate: ("", number) for number, gate in enumerate("igfo")},
     "rnn": {"h": ("", 0)},
     "gru": {"z": ("zr_", 0), "r": ("zr_", 1), "h": ("h_", 0)},
     "gru, reset after": {"z": ("zr_", 0), "r": ("zr_", 1), "h": ("x_", 0)},

@@ -52,11 +52,11 @@ def without_strangers(layers: Sequence[Layer], groups: Sequence[Group], fits: Fi
         return fits
     # A word of most names, as in a file of the teacher alone, distinguishes none.
     beside = {
-        word for word in _BESIDE if 2 * sum(word in name.said for name in names) <= len(names)
+        word for word in _BESIDE if 2 * sum(word in name.meaning for name in names) <= len(names)
     }
 
     def fits_by_name(layer: Layer, group: Group) -> bool:
-        if group.within is None and beside & group.own_words - layer.said:
+        if group.within is None and beside & group.own_words - layer.meaning:
             return False
         return fits(layer, group) and not is_stranger(layer, group)
 
@@ -71,8 +71,8 @@ def _name_endings(name: Name) -> Iterator[tuple[tuple[str, ...], tuple[int, ...]
 
 def is_stranger(layer: Layer, group: Group) -> bool:
     """Returns whether the name of a group has meaningful words, and none of the layer's."""
-    theirs, ours = group.own_words - ROLES, layer.said - ROLES
-    if group.within is not None or theirs <= KINDS or not ours.isdisjoint(group.said):
+    theirs, ours = group.own_words - ROLES, layer.meaning - ROLES
+    if group.within is not None or theirs <= KINDS or not ours.isdisjoint(group.meaning):
         return False
     # "patches" and "patch", "pos" and "positions" are no other words.
     return not any(

@@ -76,7 +76,7 @@ class Name:
     numbers: tuple[int, ...]
 
     @property
-    def said(self) -> frozenset[str]:
+    def meaning(self) -> frozenset[str]:
         """The words that carry meaning."""
         return frozenset(self.words) - {"#", "projection"}
 
@@ -246,18 +246,18 @@ _PARTS = {"cross": 1, "attention": 0, "self": 0, "mlp": 2, "linear": 2}
 
 
 @dataclass(frozen=True)
-class NormPlace:
+class NormPosition:
     """The position of a norm in its block, parsed from its name."""
 
     block: tuple[str, ...]  # words up to the last number, which counts blocks
     at: float | None  # position in the block; None if no word gives it
     number: int | None  # of the norm in the block
     exact: bool  # whether the name has before or after, and a part
-    said: frozenset[str]  # the other words of the name
+    meaning: frozenset[str]  # the other words of the name
 
 
 @functools.lru_cache
-def norm_place(words: tuple[str, ...]) -> NormPlace:
+def norm_position(words: tuple[str, ...]) -> NormPosition:
     """Parses the name of a norm.
 
     Example:
@@ -279,12 +279,12 @@ def norm_place(words: tuple[str, ...]) -> NormPlace:
     exact = part is not None and (after or before)
     silent = _ORDER | _PARTS.keys() if exact else _ORDER
     number = next((int(word) for word in own if word.isdigit()), None)
-    return NormPlace(block, at, number, exact, Name((*block, *own), ()).said - silent)
+    return NormPosition(block, at, number, exact, Name((*block, *own), ()).meaning - silent)
 
 
 def sort_norms(names: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]] | None:
     """Sorts the names of the norms of one block by position; None if names do not give it."""
-    places = {name: norm_place(name) for name in names}
+    places = {name: norm_position(name) for name in names}
     if len({norm.block for norm in places.values()}) > 1:
         return None
     for key in ("at", "number"):
@@ -298,7 +298,7 @@ def sort_norms(names: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]] | None
 
 def contradicts_order(pairs: Mapping[tuple[str, ...], tuple[str, ...]]) -> bool:
     """Returns whether matching would swap norms whose names give their order on each side."""
-    places = [(norm_place(own), norm_place(other)) for own, other in pairs.items()]
+    places = [(norm_position(own), norm_position(other)) for own, other in pairs.items()]
     for own, other in places:
         for second, theirs in places:
             if own.block != second.block or other.block != theirs.block:
@@ -310,5 +310,5 @@ def contradicts_order(pairs: Mapping[tuple[str, ...], tuple[str, ...]]) -> bool:
     return False
 
 
-def _comes_before(one: NormPlace, other: NormPlace) -> bool:
+def _comes_before(one: NormPosition, other: NormPosition) -> bool:
     return one.at is not None and other.at is not None and one.at < other.at

@@ -45,12 +45,12 @@ class Parametrized(ABC):
     arrays: tuple[str, ...]  # their names
     axes: tuple[int, ...] = ()
     note: ClassVar[str]
-    place: ClassVar[int] = 0  # of the array that has the shape of the weight
+    main_index: ClassVar[int] = 0  # of the array that has the shape of the weight
 
     @property
     def main(self) -> str:
         """The array that has the shape of the weight."""
-        return self.arrays[self.place]
+        return self.arrays[self.main_index]
 
     @classmethod
     @abstractmethod
@@ -70,7 +70,7 @@ class WeightNorm(Parametrized):
     """torch's weight norm: lengths ``g`` and directions ``v``; lengths are computed over `axes`."""
 
     note = "weight norm"
-    place = 1
+    main_index = 1
 
     @classmethod
     def of(cls, name: str, arrays: tuple[str, ...], entries: Sequence[Entry]) -> Self | None:
@@ -230,20 +230,21 @@ _REMOVED = (
 class Resolved(Source):
     """A source with the weights that torch computes; `made_of` has the arrays it computes from."""
 
-    def __init__(self, source: Source, made_of: Mapping[str, Parametrized]):
-        self.made_of = dict(made_of)
-        names = {one.main: name for name, one in made_of.items()}
-        gone = {array for one in made_of.values() for array in one.arrays}
+    def __init__(self, source: Source, computed: Mapping[str, Parametrized]):
+        self.computed = dict(computed)
+        names = {one.main: name for name, one in computed.items()}
+        gone = {array for one in computed.values() for array in one.arrays}
         entries: dict[str, Entry] = {}
         for name, entry in source.entries.items():
             if name in names:
-                entries[names[name]] = _computed_entry(source, names[name], made_of[names[name]])
+                entries[names[name]] = _computed_entry(source, names[name], computed[names[name]])
             elif name not in gone:
                 entries[name] = entry
         tied = {name: first for name, first in source.tied.items() if {name, first} <= set(entries)}
-        for name, one in made_of.items():
+        for name, one in computed.items():
             first = names.get(source.tied.get(one.main, ""))
-            if first and [source.tied.get(each) for each in one.arrays] == [*made_of[first].arrays]:
+            others = tuple(source.tied.get(each) for each in one.arrays)
+            if first and others == computed[first].arrays:
                 tied[name] = first
         super().__init__(source.kind, source.where, entries, metadata=source.metadata, tied=tied)
 
@@ -260,13 +261,13 @@ def _computed_entry(source: Source, name: str, one: Parametrized) -> Entry:
 
 def source_versions(source: Source) -> list[Source]:
     """Returns the source with computed weights, and unchanged: a module may have `g` and `v`."""
-    made_of = dict(_find_parametrized(source))
-    return [Resolved(source, made_of), source] if made_of else [source]
+    computed = dict(_find_parametrized(source))
+    return [Resolved(source, computed), source] if computed else [source]
 
 
 def file_names(source: Source, name: str) -> tuple[str, ...]:
     """Returns the arrays of the file from which an array of a source is computed."""
-    one = source.made_of.get(name) if isinstance(source, Resolved) else None
+    one = source.computed.get(name) if isinstance(source, Resolved) else None
     return one.arrays if one else (name,)
 
 

@@ -36,7 +36,7 @@ class LeafReader(NamedTuple):
     pieces: tuple[Piece, ...]
     source: Source
 
-    def place(self, own: PyTree, sharding: Sharding | None) -> Any:
+    def put(self, own: PyTree, sharding: Sharding | None) -> Any:
         """The leaf as numpy or jax like `own`, with `sharding` or where `own` is."""
         if isinstance(own, np.ndarray) and sharding is None:
             return self._read()

@@ -13,7 +13,7 @@ from pax_export._foundations.types import PyTree
 from pax_export.core import Node, is_at
 from pax_export.weights._metadata import is_inexact
 from pax_export.weights.adoption._assign import Component, Outcome, Pairs, assign_groups, find_ways
-from pax_export.weights.adoption._flatten import Told, with_flattened
+from pax_export.weights.adoption._flatten import Flatten, with_flattened
 from pax_export.weights.adoption._groups import (
     Group,
     group_arrays,
@@ -130,8 +130,8 @@ def _study_source(net: PyTree, origin_of_file: object, source: Source, options: 
         (False, True) if tied else (False,), (False, True)
     ):
         used = [name for name in names if not (without_tied and name in tied)]
-        told_here = hints if alone else _whole_layers(hints, study.wanted)
-        groups, counters = group_arrays(source, used, told_here, alone)
+        hints_here = hints if alone else _whole_layers(hints, study.wanted)
+        groups, counters = group_arrays(source, used, hints_here, alone)
         if alone and not by_leaf and all(group.sure for group in groups):
             continue
         for origin in found:
@@ -250,8 +250,8 @@ def _fused_orders(
     layers: Sequence[Layer], groups: Sequence[Group], options: Options
 ) -> tuple[FusedOrder, ...]:
     if options.fused is not None:
-        return (FusedOrder(options.fused, told=True),)
-    blocks, heads = FusedOrder("blocks", told=False), FusedOrder("by head", told=False)
+        return (FusedOrder(options.fused, chosen=True),)
+    blocks, heads = FusedOrder("blocks", chosen=False), FusedOrder("by head", chosen=False)
     unsure = any(is_fused(group.raw) and not says_order(group.raw) for group in groups) or any(
         may_be_fused(layer, blocks) for layer in layers
     )
@@ -285,7 +285,7 @@ class _Conventions:
             self.known[key] = bool(self.ways_of(layer, group))
         return self.known[key]
 
-    def hypotheses(self, flatten: Told) -> Iterator[Hypothesis]:
+    def hypotheses(self, flatten: Flatten) -> Iterator[Hypothesis]:
         """The assignments, one for each arrangement of stacked and fused layers."""
         fused = [group for group in self.groups if is_fused(group.raw)]
         parts = [part for group in fused for part in self._split_group(group, self.layers)]
@@ -296,7 +296,7 @@ class _Conventions:
             decided = [each for each in found if each.outcome.possible and not each.outcome.open]
             yield from decided or found
 
-    def _hypothesis(self, layers: Sequence[Layer], flatten: Told) -> Hypothesis:
+    def _hypothesis(self, layers: Sequence[Layer], flatten: Flatten) -> Hypothesis:
         groups: list[Group] = []
         for group in self.groups:
             whole = not is_fused(group.raw) or any(self.fits(layer, group) for layer in layers)
@@ -319,7 +319,7 @@ class _Conventions:
         sizes = sizes_of_module(layers, group)
         if says_order(group.raw):
             return parts_of_fused(group, self.origin, "blocks", None, sizes)
-        if not self.order.told:  # the result of the other order is required
+        if not self.order.chosen:  # the result of the other order is required
             uneven = [three for three in sizes.values() if len(set(three)) > 1]
             if count is None or not all(one_of_three(each, 0, "by head", count) for each in uneven):
                 return []

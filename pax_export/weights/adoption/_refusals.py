@@ -105,7 +105,7 @@ def _present_half(layer: Layer, left: Sequence[Group]) -> Group | None:
     """Returns the group with some arrays of a layer whose others are missing."""
     found = [
         group for group in left
-        if set(group.parts) < set(layer.leaves) and group.sure and layer.said & group.said
+        if set(group.parts) < set(layer.leaves) and group.sure and layer.meaning & group.meaning
         and layer.name.numbers == group.name.numbers[-len(layer.name.numbers) or len(group.raw) :]
         and all(
             sorted(piece.part_shape) == sorted(layer.leaves[role].shape)

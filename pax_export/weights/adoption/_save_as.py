@@ -185,8 +185,8 @@ def _file_arrays(
     _update_tied(tied, added)
     gone = {each for name in (*replaced, *tied) for each in file_names(source, name)}
     if isinstance(source, Resolved):
-        for name in new.keys() & source.made_of.keys():
-            one = source.made_of[name]
+        for name in new.keys() & source.computed.keys():
+            one = source.computed[name]
             old = [file.entries[each].read() for each in one.arrays]
             new |= dict(zip(one.arrays, one.apart(new.pop(name), old)))
     home = {

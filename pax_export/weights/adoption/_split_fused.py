@@ -31,12 +31,12 @@ class FusedOrder:
     """The order of queries, keys and values in one array: "blocks" or "by head"."""
 
     says: str
-    told: bool  # whether the user chose it
+    chosen: bool  # whether the user chose it
 
 
 def may_be_fused(layer: Layer, order: FusedOrder) -> bool:
     """Returns whether a layer may fuse queries, keys and values, by its name or the options."""
-    return layer.kind in ("linear", "free") and (order.told or is_fused(split_words(layer.path)))
+    return layer.kind in ("linear", "free") and (order.chosen or is_fused(split_words(layer.path)))
 
 
 def find_arrangements(
@@ -90,7 +90,7 @@ class _Splitter(NamedTuple):
     def _called(self, parts: Sequence[Layer]) -> bool:
         """Whether the file has queries, keys and values that are called so."""
         return bool(parts) and all(
-            any(word in group.said and self.fits(part, group) for group in self.groups)
+            any(word in group.meaning and self.fits(part, group) for group in self.groups)
             for word, part in zip(PARTS, parts)
         )
 
@@ -113,7 +113,7 @@ def unfold_stack(layer: Layer, way: int = 0) -> list[Layer]:
             role: replace(
                 leaf,
                 shape=leaf.shape[len(index) :],
-                place=LeafPart(
+                slot=LeafPart(
                     leaf.shape, index + (_ALL,) * (len(leaf.shape) - len(index)), (), says
                 ),
                 part=insert_numbers(leaf.path, roots, numbers),
@@ -142,7 +142,7 @@ def _split_fused_layer(layer: Layer, groups: Sequence[Group], order: FusedOrder)
                 return []
             kind, shape, part_of_leaf = part
             kinds.add(kind)
-            leaves[role] = replace(leaf, shape=shape, place=_place_within(leaf, part_of_leaf),
+            leaves[role] = replace(leaf, shape=shape, slot=_slot_within(leaf, part_of_leaf),
                                    part=f"{leaf.says} ({word})")  # fmt: skip
         name = name_of_words([*without_fused(split_words(layer.path)), word])
         kind = "linear" if "linear" in kinds else layer.kind
@@ -154,23 +154,23 @@ def _split_fused_layer(layer: Layer, groups: Sequence[Group], order: FusedOrder)
     return found
 
 
-def _place_within(leaf: Leaf, part_of_leaf: LeafPart) -> LeafPart:
+def _slot_within(leaf: Leaf, part_of_leaf: LeafPart) -> LeafPart:
     """Returns a place in a leaf that may itself be a part, of one of several layers."""
-    if leaf.place is None:
+    if leaf.slot is None:
         return part_of_leaf
-    count = len(leaf.place.room) - len(leaf.shape)
+    count = len(leaf.slot.room) - len(leaf.shape)
     return LeafPart(
-        (*leaf.place.room[:count], *part_of_leaf.room),
-        (*leaf.place.index[:count], *part_of_leaf.index),
+        (*leaf.slot.room[:count], *part_of_leaf.room),
+        (*leaf.slot.index[:count], *part_of_leaf.index),
         part_of_leaf.steps,
-        f"{part_of_leaf.says}, {leaf.place.says}",
+        f"{part_of_leaf.says}, {leaf.slot.says}",
     )
 
 
 def _sizes_in_file(layer: Layer, groups: Sequence[Group]) -> dict[int, Three]:
     """Axis size -> sizes of queries, keys and values in the file, without ambiguous sums."""
     heard = [
-        (group.said, _sizes_of(piece.after, role))
+        (group.meaning, _sizes_of(piece.after, role))
         for group in groups
         for role, piece in group.parts.items()
     ]
@@ -180,7 +180,7 @@ def _sizes_in_file(layer: Layer, groups: Sequence[Group]) -> dict[int, Three]:
 def sizes_of_module(layers: Sequence[Layer], group: Group) -> dict[int, Three]:
     """The same for an array that is three in one, by the module's queries, keys and values."""
     heard = [
-        (layer.said, set(leaf.shape[-1:] if layer.kind == "linear" else leaf.shape))
+        (layer.meaning, set(leaf.shape[-1:] if layer.kind == "linear" else leaf.shape))
         for layer in layers
         for leaf in layer.leaves.values()
     ]
@@ -192,7 +192,7 @@ def _unambiguous_sums(
 ) -> dict[int, Three]:
     """`heard` has the words of names, and sizes that arrays with these names have."""
     queries, keys, values = (
-        set().union(*[sizes for said, sizes in heard if word in said]) for word in PARTS
+        set().union(*[sizes for words, sizes in heard if word in words]) for word in PARTS
     )
     found: dict[int, set[Three]] = {}
     for query, key in itertools.product(queries, keys & values):
@@ -242,7 +242,7 @@ def _cut_along_axis(
     part = (*shape[:axis], sizes[number], *shape[axis + 1 :])
     heads = layer.heads
     other = one_of_three(sizes, number, "by head", heads)
-    if order.says == "blocks" and not order.told:
+    if order.says == "blocks" and not order.chosen:
         if heads is None or (other is None and len(set(sizes)) > 1):
             return None  # the result of the other order is unknown
     found = other if order.says == "by head" else one_of_three(sizes, number, "blocks", heads)

@@ -46,7 +46,7 @@ class _ArrayChunk:
 
     dtype: str
     shape: tuple[int, ...]
-    place: int
+    offset: int
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ def _in_order(numbered: dict[str, Any]) -> list[Any]:
 def _make_entry(file: InputFile, name: str, leaf: _ArrayChunk | _Pieces) -> Entry:
     where = f"{name} in {file.where}"
     if isinstance(leaf, _ArrayChunk):
-        return Entry.stored(file, where, KIND, leaf.shape, leaf.dtype, leaf.place)
+        return Entry.stored(file, where, KIND, leaf.shape, leaf.dtype, leaf.offset)
     dtype = np.dtype(leaf.parts[0].dtype)
 
     def read() -> np.ndarray:
@@ -183,7 +183,7 @@ def _make_entry(file: InputFile, name: str, leaf: _ArrayChunk | _Pieces) -> Entr
         at = 0
         for part in leaf.parts:
             count = math.prod(part.shape)
-            array[at : at + count] = file.array(dtype, (count,), part.place)
+            array[at : at + count] = file.array(dtype, (count,), part.offset)
             at += count
         return array.reshape(leaf.shape)
 

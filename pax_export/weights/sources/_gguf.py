@@ -120,7 +120,9 @@ def _make_entries(
     raw = partial(file.array, np.uint8, raw_shape, begin)
     unpack = partial(_unpack_blocks, library, kind)
     if file.keep_quantised and kind.name in _CODES:
-        return _make_kept_entries(where, name, shape, kind.name, lambda *how: unpack(raw(), *how))
+        return _make_integer_entries(
+            where, name, shape, kind.name, lambda *how: unpack(raw(), *how)
+        )
 
     def read_part(index: Index) -> np.ndarray:
         """Dequantizes only the rows it needs."""
@@ -157,7 +159,7 @@ def _unpack_blocks(
     return array
 
 
-def _make_kept_entries(
+def _make_integer_entries(
     where: str, name: str, shape: tuple[int, ...], code: str, unpack: Callable[..., np.ndarray]
 ) -> dict[str, Entry]:
     """The integers under the name of the array, the scales and the least values below it."""

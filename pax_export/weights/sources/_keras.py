@@ -69,7 +69,7 @@ def read(file: InputFile) -> Source:
         metadata = dict(json.loads(archive.read("metadata.json", _LARGEST_TEXT)))
     if "config.json" in archive:
         metadata["config"] = json.loads(archive.read("config.json", _LARGEST_TEXT))
-    begin = archive.place(_WEIGHTS)
+    begin = archive.offset(_WEIGHTS)
     if begin is None:
         unpacked = _unpack_weights(archive, file)
         return _read_hdf5(unpacked, 0, unpacked.size, metadata)

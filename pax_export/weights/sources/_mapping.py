@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numbers
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -24,7 +24,7 @@ KIND = "mapping of arrays"
 def read(tree: PyTree) -> Source:
     where = f"the {type(tree).__name__} that was given"
     try:
-        leaves, others = flatten_containers(_to_dicts(tree, 0), _is_array)
+        leaves, others = flatten_containers(tree, _is_array, _children)
     except InvalidArgumentTypeError:
         raise  # a TypeError, and by its base a ValueError
     except ValueError as error:
@@ -42,19 +42,14 @@ def read(tree: PyTree) -> Source:
     return Source("mapping", where, entries, metadata=others, tied=tied)
 
 
-def _to_dicts(tree: PyTree, depth: int) -> Any:
-    """Converts pytrees that only jax can flatten to dicts of names."""
-    if _is_array(tree) or isinstance(tree, (str, bytes, numbers.Number)) or depth > 200:
-        return tree
-    if isinstance(tree, Mapping):
-        return {str(key): _to_dicts(value, depth + 1) for key, value in tree.items()}
-    if type(tree) in (list, tuple):
-        return [_to_dicts(value, depth + 1) for value in tree]
-    if tree is None:
-        return tree
+def _children(tree: PyTree) -> Iterable[tuple[Any, Any]] | None:
+    """The parts of a container, also of pytrees that only jax can flatten."""
+    found = children_of(tree)
+    if found is not None or tree is None or isinstance(tree, (str, bytes, numbers.Number)):
+        return found
     if jax.tree_util.all_leaves([tree]):
         raise _no_arrays("what was given", f"{type(tree).__name__}: {tree!r}"[:200])
-    return leaves_by_name(tree)
+    return leaves_by_name(tree).items()
 
 
 def _no_arrays(where: str, got: str) -> InvalidArgumentTypeError:
@@ -127,13 +122,18 @@ _DEEPEST = 200
 _MOST = 1_000_000
 
 
-def flatten_containers(tree: PyTree, is_leaf: PyTree) -> tuple[dict[str, Any], dict[str, Any]]:
+def flatten_containers(
+    tree: PyTree,
+    is_leaf: Callable[[PyTree], bool],
+    parts: Callable[[PyTree], Iterable[tuple[Any, Any]] | None] | None = None,
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the leaves by dotted name, and the strings and numbers by dotted name.
 
     Example:
         >>> flatten_containers({"a": [1.5j, "text"], "b": {}}, lambda x: isinstance(x, complex))
         ({'a.0': 1.5j}, {'a.1': 'text'})
     """
+    parts = parts or children_of
     leaves: dict[str, Any] = {}
     others: dict[str, Any] = {}
     left = _MOST
@@ -147,7 +147,7 @@ def flatten_containers(tree: PyTree, is_leaf: PyTree) -> tuple[dict[str, Any], d
             if name in leaves:
                 raise ValueError(f"two arrays with the name {name!r}")
             leaves[name] = value
-        elif (children := _children_of(value)) is not None:
+        elif (children := parts(value)) is not None:
             below = [(join_path(name, str(key)), child, depth + 1) for key, child in children]
             if len(below) + len(waiting) > _MOST:
                 raise ValueError(f"containers in containers without end, at {name[:200]!r}")
@@ -157,7 +157,7 @@ def flatten_containers(tree: PyTree, is_leaf: PyTree) -> tuple[dict[str, Any], d
     return leaves, others
 
 
-def _children_of(value: ArrayLike) -> Iterable[tuple[Any, Any]] | None:
+def children_of(value: PyTree) -> Iterable[tuple[Any, Any]] | None:
     if isinstance(value, Mapping):
         return value.items()
     if isinstance(value, (list, tuple)):

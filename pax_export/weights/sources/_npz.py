@@ -62,7 +62,7 @@ def _make_entry(archive: ZipArchive, member: str, where: str) -> Entry:
         return array[index].astype(native, copy=False)
 
     note = "" if dtype.kind != "V" else "bytes of a dtype that numpy's files do not name"
-    part = None if archive.place(member) is None else lambda index: read(index, check=False)
+    part = None if archive.offset(member) is None else lambda index: read(index, check=False)
     return Entry(where, KIND, shape, native, read, part, note)
 
 

@@ -320,7 +320,7 @@ class ZipArchive:
 
     def array(self, name: str, check: bool = True) -> np.ndarray:
         """The bytes of a member: a view of the file if it is not packed."""
-        begin = self.place(name)
+        begin = self.offset(name)
         if begin is not None:
             content = self._file.array(np.uint8, (self.size(name),), begin)
             if check and _metadata.crc32(content, 0) != self._members[name].CRC:
@@ -335,19 +335,14 @@ class ZipArchive:
             raise ValueError(f"the size of {name!r} does not match the archive")
         return content
 
-    def place(self, name: str) -> int | None:
+    def offset(self, name: str) -> int | None:
         """Returns the offset of an uncompressed member, or None."""
         info = self._members[name]
         size = self.size(name)
         if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
             return None
+        self.open(name).close()  # zipfile compares the header there with the archive's
         header = self._file.read(info.header_offset, _LOCAL_HEADER)
-        signature, names, extra = struct.unpack("<4s22xHH", header)
-        if signature != b"PK\x03\x04":
-            raise ValueError(f"{name!r} does not begin at its offset")
-        begin = info.header_offset + _LOCAL_HEADER + names + extra
-        own = self._file.read(info.header_offset + _LOCAL_HEADER, names)
-        if own != info.orig_filename.encode("utf-8" if info.flag_bits & 0x800 else "cp437"):
-            raise ValueError(f"two names for {name!r}")
+        begin = info.header_offset + _LOCAL_HEADER + sum(struct.unpack("<26xHH", header))
         self._file.require(begin, size)
         return begin

@@ -53,10 +53,10 @@ class _TfliteTensor:
 
     def __init__(self, table: FlatTable, buffers: list[FlatTable]):
         number = table.number(_BUFFER, "<I")
-        self.place, self.size = buffers[number].span(_DATA, 1)
+        self.offset, self.size = buffers[number].span(_DATA, 1)
         if not self.size:  # a model of more than two gigabytes has them behind the buffer
-            self.place = buffers[number].number(_OFFSET, "<Q")
-            self.size = buffers[number].number(_SIZE, "<Q") if self.place > 1 else 0
+            self.offset = buffers[number].number(_OFFSET, "<Q")
+            self.size = buffers[number].number(_SIZE, "<Q") if self.offset > 1 else 0
         self.name = table.text(_NAME, _LONGEST_NAME)
         self.dtype = table.number(_TYPE, "<b")
         self.size = 0 if self.dtype == _STRING else self.size
@@ -78,7 +78,7 @@ def _make_entries(
     note = f"{dtype}, scaled along the axis {axis}" if len(scales) > 1 else f"{dtype}, scaled"
     if not len(scales) or dtype.kind not in "iu":
         note = ""
-    stored = Entry.stored(file, where, KIND, shape, dtype, tensor.place, note)
+    stored = Entry.stored(file, where, KIND, shape, dtype, tensor.offset, note)
     if not note:
         return {name: stored}
     if file.keep_quantised:
