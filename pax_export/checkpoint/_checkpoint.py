@@ -170,8 +170,8 @@ class Checkpoint:
             error = WeightsMismatchError(
                 "The checkpoint has no tree with this name.",
                 where=str(self.directory),
-                got=f"{', '.join(unknown)}; it has {', '.join(self.trees) or 'nothing'}",
-                write="restore(...) with names of these",
+                got=f"{', '.join(unknown)}; it has {', '.join(self.trees)}",
+                write=f"restore({self.trees[0]}=...)",
             )
             error.report = report
             raise error
@@ -179,7 +179,7 @@ class Checkpoint:
             raise mismatch_error(
                 "The checkpoint does not match the target",
                 report,
-                where=f"{self.directory}, which has {', '.join(self.trees) or 'nothing'}",
+                where=f"{self.directory}, which has {', '.join(self.trees)}",
                 write="the saved structure, or restore(..., strict=False) to load matching leaves",
             )
         return report
