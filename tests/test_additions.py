@@ -62,8 +62,8 @@ READER = """
         return file.begin(8) == b"NUMBERS!"
 
     def read(file):
-        count = (file.size - 8) // 4
-        entry = Entry.stored(file, file.where, KIND, (count,), "float32", 8)
+        (count,) = file.stream(8).unpack("<I")
+        entry = Entry.stored(file, file.where, KIND, (count,), "float32", 12)
         return Source("numbers", file.where, {"w": entry})
 """
 
@@ -151,7 +151,8 @@ USES = {
         assert (sum(work.flops.values()), work.uncounted) == (6, set())
     """),
     "a reader": ("pax_export.weights.sources", "_numbers.py", READER, """
-        pathlib.Path("w.bin").write_bytes(b"NUMBERS!" + np.arange(3, dtype=np.float32).tobytes())
+        pathlib.Path("w.bin").write_bytes(
+            b"NUMBERS!" + np.uint32(3).tobytes() + np.arange(3, dtype=np.float32).tobytes())
         from pax_export.weights.sources import open_source
         with open_source("w.bin") as source:
             assert source.kind == "numbers"

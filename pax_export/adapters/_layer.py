@@ -67,7 +67,7 @@ def lora(
     *,
     alpha: float | None = None,
     dropout: float = 0.0,
-    key: Any = None,
+    key: PRNGKey | None = None,
     name: str = "default",
     rslora: bool = False,
     dora: bool = False,

@@ -183,8 +183,8 @@ class LoRA(ParameterModule):
 
     def __init__(
         self,
-        lora_a: Any,
-        lora_b: Any,
+        lora_a: Array,
+        lora_b: Array,
         *,
         alpha: float,
         dropout: float = 0.0,

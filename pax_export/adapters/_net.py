@@ -98,7 +98,7 @@ def add(
     found = _find_adaptable(net, targets, whole)
     keys = split_rng_key(key, len(found), "add: key")
 
-    def adapted(layer: Module, path: str, own_key: object) -> Any:
+    def adapted(layer: Module, path: str, own_key: PRNGKey) -> Any:
         with error_path(path):
             return layers.lora(
                 layer, rank, alpha=alpha, dropout=dropout, key=own_key, name=name,
@@ -363,7 +363,7 @@ def unmerge(merged: M, origin: Module) -> M:
     return apply_changes(merged, changes)
 
 
-def _same_arrays(one: object, other: object) -> bool:
+def _same_arrays(one: Module, other: Module) -> bool:
     ours, theirs = named_leaves(one), named_leaves(other)
     return [name for name, _ in ours] == [name for name, _ in theirs] and all(
         np.array_equal(a, b) for (_, a), (_, b) in zip(ours, theirs)

@@ -18,7 +18,7 @@ import numpy as np
 from jax.tree_util import tree_flatten, tree_unflatten
 
 from pax_export._foundations.errors import WeightsFileError, near_names
-from pax_export._foundations.types import Array, PRNGKey, PyTree
+from pax_export._foundations.types import Array, PRNGKey
 from pax_export.adapters._lora import LoRA, is_table, kernel_rank, sizes_of
 from pax_export.core import (
     DeclaredArray,
@@ -69,7 +69,7 @@ def peft_shapes(adapted: DeclaredArray, where: str, rank: int) -> tuple[tuple, t
     return (*sizes.stacked, rank, inputs, *kernel), b, magnitude
 
 
-def rank_of(adapted: DeclaredArray, b: Any) -> int:
+def rank_of(adapted: DeclaredArray, b: tuple[int, ...]) -> int:
     """Returns the rank from the shape of PEFT's ``b``; 0 for other arrays."""
     kernel = kernel_rank(adapted)
     return b[-1 - kernel] if len(b) > kernel + 1 else 0
@@ -90,7 +90,9 @@ def to_peft(adapted: DeclaredArray, adapter: LoRA) -> dict[str, np.ndarray]:
     return {name: np.ascontiguousarray(array) for name, array in found.items()}
 
 
-def from_peft(adapted: DeclaredArray, a: Array, b: Any, magnitude: PyTree) -> tuple[Any, Any, Any]:
+def from_peft(
+    adapted: DeclaredArray, a: np.ndarray, b: np.ndarray, magnitude: np.ndarray | None
+) -> tuple[Any, Any, Any]:
     """Converts arrays in PEFT's layout, with checked shapes, to those of `LoRA`."""
     kernel = kernel_rank(adapted)
     b = b.reshape(b.shape[: b.ndim - kernel])
@@ -100,12 +102,12 @@ def from_peft(adapted: DeclaredArray, a: Array, b: Any, magnitude: PyTree) -> tu
     return _features_last(a, kernel), np.swapaxes(b, -1, -2), magnitude
 
 
-def _features_first(array: Any, kernel: int) -> Any:
+def _features_first(array: np.ndarray, kernel: int) -> Any:
     """Transposes ``[..., *kernel, in, out]`` to ``[..., out, in, *kernel]``."""
     return np.moveaxis(array, (-1, -2), (-2 - kernel, -1 - kernel))
 
 
-def _features_last(array: Any, kernel: int) -> Any:
+def _features_last(array: np.ndarray, kernel: int) -> Any:
     return np.moveaxis(array, (-2 - kernel, -1 - kernel), (-1, -2))
 
 
@@ -117,7 +119,7 @@ def whole_to_torch(module: Module, attribute: str, array: Array) -> np.ndarray:
     return np.ascontiguousarray(array)
 
 
-def whole_from_torch(module: Module, attribute: str, array: Array) -> Any:
+def whole_from_torch(module: Module, attribute: str, array: np.ndarray) -> Any:
     """The inverse of `whole_to_torch`."""
     if _is_turned(module, attribute) and array.ndim >= 2:
         return _features_last(array, array.ndim - 2)
@@ -292,19 +294,16 @@ class FoundAdapter:
     arrays: dict[str, np.ndarray] = field(default_factory=dict)  # by name suffix
 
     def adapter(
-        self, adapted: DeclaredArray, alpha: float, rate: float, rslora: object, key: PRNGKey | None
+        self, adapted: DeclaredArray, alpha: float, rate: float, rslora: bool, key: PRNGKey | None
     ) -> LoRA:
         """Returns the adapter, in at least float32."""
         a_name, b_name = array_suffixes(adapted)
         wide = jnp.promote_types(self.arrays[a_name].dtype, jnp.float32)
         stored = (self.arrays[a_name], self.arrays[b_name], self.arrays.get(MAGNITUDE))
-        a, b, magnitude = [
-            None if each is None else jnp.asarray(each, wide)
-            for each in from_peft(adapted, *stored)
-        ]
-        return LoRA(
-            a, b, alpha=alpha, dropout=rate, rslora=bool(rslora), magnitude=magnitude, key=key
-        )
+        a, b, magnitude = from_peft(adapted, *stored)
+        magnitude = None if magnitude is None else jnp.asarray(magnitude, wide)
+        a, b = jnp.asarray(a, wide), jnp.asarray(b, wide)
+        return LoRA(a, b, alpha=alpha, dropout=rate, rslora=rslora, magnitude=magnitude, key=key)
 
 
 class Reading:

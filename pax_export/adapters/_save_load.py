@@ -126,7 +126,7 @@ def save(
         (temporary / peft.CONFIG).write_text(text, encoding="utf-8")
 
 
-def _check_rename(rename: Any, net: Module, where: str) -> Mapping[str, str]:
+def _check_rename(rename: Mapping[str, str] | None, net: Module, where: str) -> Mapping[str, str]:
     """Returns the renaming; empty for None. Each of its paths must be one of the net."""
     checked = {} if rename is None else rename
     pairs = [*checked, *checked.values()] if isinstance(checked, Mapping) else [None]
@@ -242,7 +242,8 @@ def load(
             )
             key = next_rng_key() if rate and key is None else key
             own_key, key = jax.random.split(key) if rate else (None, key)
-            adapter[array] = found.adapter(adapted, alpha, rate, config.get("use_rslora"), own_key)
+            rslora = bool(config.get("use_rslora"))
+            adapter[array] = found.adapter(adapted, alpha, rate, rslora, own_key)
         if adapter:
             changes[id(layer)] = partial(_put_adapter, path=path, name=name, adapter=adapter)
     return apply_changes(net, changes)

@@ -15,7 +15,7 @@ from pax_export._foundations.errors import (
     InvalidArgumentError,
     WeightsMismatchError,
 )
-from pax_export._foundations.types import AnyMesh, PyTree
+from pax_export._foundations.types import AnyMesh, Array, PyTree
 from pax_export.checkpoint import _orbax
 from pax_export.checkpoint._saved import (
     LeafEntry,
@@ -120,7 +120,7 @@ class Checkpoint:
         values = [self._stored(tree, name, leaf) for name, leaf in leaves.items()]
         return jax.tree_util.tree_structure(target).unflatten(values)
 
-    def _stored(self, tree: str, name: str, leaf: PyTree) -> Any:
+    def _stored(self, tree: str, name: str, leaf: Array | jax.ShapeDtypeStruct) -> Any:
         entry = self._entries[tree][name]
         if not entry.on_disk:
             return entry.without_array()
@@ -281,7 +281,9 @@ class Restored(dict[str, Any]):
         self.report = report
 
 
-def sharding_to_read(name: str, own: object, entry: LeafEntry, sharding: Sharding | None) -> Any:
+def sharding_to_read(
+    name: str, own: Array | jax.ShapeDtypeStruct, entry: LeafEntry, sharding: Sharding | None
+) -> Any:
     """Returns the sharding for reading an array; None to read it as numpy first."""
     if isinstance(own, (np.ndarray, np.generic)):
         return None

@@ -25,6 +25,7 @@ from pax_export._foundations.errors import (
 from pax_export._foundations.files import directory as directories
 from pax_export._foundations.files.overwrite_guard import files, format_names, some_names
 from pax_export._foundations.files.paths import as_path
+from pax_export._foundations.types import AnyMesh
 from pax_export.checkpoint import _orbax
 from pax_export.checkpoint._checkpoint import Checkpoint, Restored, shardings_of
 from pax_export.checkpoint._orbax import ABOUT, DELETED
@@ -243,7 +244,7 @@ class Checkpoints:
         self,
         step: int | None = None,
         *,
-        mesh: Any = None,
+        mesh: AnyMesh | None = None,
         rules: RulesLike = None,
         strict: bool = True,
         **targets: Any,
@@ -350,7 +351,7 @@ class Checkpoints:
         if jax.process_index() == 0:
             remove_deleted(self.directory)
 
-    def _checked_step(self, step: Any) -> int:
+    def _checked_step(self, step: int) -> int:
         write = "checkpoints.save(100, model=model)"
         return checked_integer(step, "step", 0, what="The step of a checkpoint", write=write)
 

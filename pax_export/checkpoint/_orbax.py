@@ -110,7 +110,7 @@ class _SaveLock:
         """Waits for another manager's save, without raising its error."""
         with self._lock:
             if self._last is not None and self._last is not manager:
-                with suppress(Exception):
+                with suppress(Exception):  # whoever saved there hears of it from `finish`
                     self._last.wait_until_finished()
             self._last = manager
             yield

@@ -54,7 +54,7 @@ class LeafEntry:
     checksum: int | None = None  # of the stored array, if known
 
     @classmethod
-    def of(cls, leaf: object) -> LeafEntry:
+    def of(cls, leaf: Any) -> LeafEntry:
         """Creates the entry of a leaf, or of a shape and dtype."""
         if is_plain(leaf):
             return cls(f"a Python {type(leaf).__name__}", leaf)
@@ -90,7 +90,7 @@ class LeafEntry:
         """Whether the array on disk has another dtype."""
         return self.on_disk and (self._algorithm is not None or self._dtype in _WIDER)
 
-    def stored(self, leaf: PyTree) -> Any:
+    def stored(self, leaf: Array) -> Any:
         """Returns the array to write for the leaf."""
         if self._algorithm is not None:
             return jax.random.key_data(leaf)
@@ -187,7 +187,7 @@ class StoredArray:
 
     __slots__ = ("_read", "dtype", "name", "shape")
 
-    def __init__(self, name: str, shape: tuple[int, ...], dtype: Any, read: Callable[[], Any]):
+    def __init__(self, name: str, shape: tuple[int, ...], dtype: np.dtype, read: Callable[[], Any]):
         self.name = name
         self.shape = shape
         self.dtype = dtype

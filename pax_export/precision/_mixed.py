@@ -110,7 +110,7 @@ def under_policy(module: M, mp_policy: jmp.Policy) -> M:
         return remove_policies(module)
     try:
         policy = jmp.get_policy(mp_policy) if isinstance(mp_policy, str) else mp_policy
-    except Exception:  # any exception of jmp's parser
+    except ValueError:  # of jmp, about a text that is no policy
         policy = canonical_policy(mp_policy)
     return mixed_precision(module, policy)
 

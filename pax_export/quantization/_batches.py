@@ -267,7 +267,7 @@ def observe(
     arrays: Mapping[str, tuple[Any, int]],
     rebuilt: Callable[[Mapping[str, Any]], Callable[..., Any]],
     calls: Sequence[tuple[Any, ...]],
-    collect: Any,
+    collect: Callable[[Array, Array], None],
     outputs: bool = False,
 ) -> dict[str, np.ndarray]:
     """Calls the net, and hands the inputs of products to `collect`, each with its number.

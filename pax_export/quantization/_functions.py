@@ -21,7 +21,7 @@ from pax_export._foundations.jaxpr import (
     interpret,
 )
 from pax_export._foundations.types import Array, Equation, PyTree, TracedProgram
-from pax_export.core import ParameterModule, is_array
+from pax_export.core import Module, ParameterModule, is_array
 from pax_export.export.tracing.model_forms import CALL, form_of
 from pax_export.precision.quantized import ArrayLike, Form, QuantizedArray, quantized_dot, rows
 from pax_export.quantization._batches import called
@@ -205,7 +205,7 @@ def _operate(equation: Equation, operands: list[Any]) -> Sequence[Any] | None:
     return bind_equation(equation, [_numbers(each) for each in operands])
 
 
-def _numbers(operand: PyTree) -> Any:
+def _numbers(operand: Array | _ProgramWeight) -> Any:
     return operand.numbers() if isinstance(operand, _ProgramWeight) else operand
 
 
@@ -272,7 +272,7 @@ def _convolve(equation: Equation, x: Array, kernel: PyTree) -> Any:
     return kernel.array.bounded_outputs(result, features - result.ndim)
 
 
-def _gather(equation: Equation, table: PyTree, index: PyTree) -> Any:
+def _gather(equation: Equation, table: PyTree, index: Array) -> Any:
     """Rows of a table, as an embedding takes them."""
     numbers, params = equation.params["dimension_numbers"], equation.params
     rank = len(table.array.shape) if isinstance(table, _ProgramWeight) else 0
@@ -340,11 +340,11 @@ class RoundedArray(ArrayLike, ParameterModule):
 
     def __init__(
         self,
-        weight: Any,
+        weight: Array,
         form: Form,
         reduced: tuple[int, ...],
-        inputs: Any = None,
-        outputs: Any = None,
+        inputs: Module | None = None,
+        outputs: Module | None = None,
     ):
         super().__init__()
         self.weight = weight

@@ -312,7 +312,12 @@ def _with_inputs(
 
 
 def _check_budget(
-    budget: float, calls: object, metric: object, bits: int, group: int | None, scheme: str
+    budget: float,
+    calls: list[Any] | None,
+    metric: Callable[[Any], Any] | None,
+    bits: int,
+    group: int | None,
+    scheme: str,
 ) -> None:
     is_number = isinstance(budget, numbers.Real) and not isinstance(budget, bool)
     is_other = bits != 8 or group is not None or scheme == "float"
@@ -367,7 +372,7 @@ def dequantize(net: Module) -> Any:
     )
 
 
-def _check(bits: object, group: object, scheme: object) -> None:
+def _check(bits: int, group: int | None, scheme: str) -> None:
     if isinstance(bits, bool) or bits not in (4, 8):
         raise InvalidArgumentError(
             "bits must be 8 or 4.", where="quantize(bits=...)", got=repr(bits), write="bits=8"
@@ -432,7 +437,7 @@ def _with_arrays(layer: Module, *, arrays: dict[str, Any]) -> Any:
     return layer.replace(**arrays)
 
 
-def _of_pair(net: Any, at: object, calls: list[Any] | None) -> _Net:
+def _of_pair(net: Any, at: Selector, calls: list[Any] | None) -> _Net:
     has_function = isinstance(net, tuple) and len(net) == 2 and callable(net[1])
     params, function = pair_of(net)
     if not any(map(is_array, tree_leaves(params))):
@@ -504,7 +509,7 @@ def _leaf(target: QuantizableArray, array: QuantizedArray) -> QuantizedLeaf:
 
 
 @partial(jax.jit, static_argnums=1)
-def _errors(weight: Array, form: Form, *stored: Any) -> tuple[Any, Any, Any]:
+def _errors(weight: Array, form: Form, *stored: Array) -> tuple[Any, Any, Any]:
     """The largest error of a quantized weight, its norm, and that of the weight."""
     numbers = weight.astype(jnp.float32)
     apart = dequantized(*stored, form=form).astype(jnp.float32) - numbers

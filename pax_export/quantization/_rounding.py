@@ -179,12 +179,12 @@ def _by_channel(weight: Array, reduced: tuple[int, ...], levels: Levels) -> tupl
     return _nearest(numbers / scales, levels).astype(levels.dtype), scales
 
 
-def _nearest(numbers: Any, levels: Levels) -> Any:
+def _nearest(numbers: Array, levels: Levels) -> Any:
     whole = jnp.rint(numbers) if levels.dtype == "int8" else numbers  # else the cast rounds
     return jnp.clip(whole, levels.least, levels.most)
 
 
-def _ranges(numbers: Any, inner: int, scheme: str) -> tuple[Any, Any]:
+def _ranges(numbers: Array, inner: int, scheme: str) -> tuple[Any, Any]:
     """Returns the size and the middle of the range of each group."""
     if scheme == "symmetric":
         largest = jnp.max(jnp.abs(numbers), inner, keepdims=True)
@@ -203,7 +203,7 @@ def _by_group(weight: Array, form: Form, levels: Levels) -> Any:
     has_zeros = form.scheme == "asymmetric"
     center = (levels.least + levels.most) / 2 if has_zeros else 0
 
-    def tried(divisor: Any) -> tuple[Any, ...]:
+    def tried(divisor: Array) -> tuple[Any, ...]:
         half = (span / divisor).astype(jnp.float16)
         scales = jnp.where(half > 0, half, jnp.float16(1))  # also of what is smaller than a half
         wide = scales.astype(jnp.float32)
@@ -214,7 +214,7 @@ def _by_group(weight: Array, form: Form, levels: Levels) -> Any:
 
     divisors = jnp.asarray(levels.divisors, jnp.float32)
 
-    def better(number: object, best: Any) -> Any:
+    def better(number: ArrayLike, best: tuple[Array, ...]) -> Any:
         new = tried(divisors[number])
         chosen = new[-1] < best[-1]
         return tuple(jnp.where(chosen, a, b) for a, b in zip(new, best))
@@ -245,7 +245,7 @@ class InputMoments:
     def __init__(self) -> None:
         self.sums: dict[int, np.ndarray] = {}
 
-    def __call__(self, number: Any, x: Array) -> None:
+    def __call__(self, number: Array, x: Array) -> None:
         rows = np.asarray(x, np.float32)
         rows = rows.reshape(-1, rows.shape[-1])
         found = self.sums.get(int(number), 0.0)
@@ -270,7 +270,7 @@ def rounded_by_inputs(
     """
     form = array.form
 
-    def turned(numbers: Any) -> np.ndarray:
+    def turned(numbers: Array) -> np.ndarray:
         numbers = np.asarray(numbers)  # as [inputs, outputs], and back
         return numbers if form.axis == -2 else numbers.swapaxes(-1, -2)
 

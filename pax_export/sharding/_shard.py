@@ -22,7 +22,7 @@ from jax.tree_util import (
 from pax_export._foundations.errors import ShardingError
 from pax_export._foundations.jax import call_with_constants, is_tracer
 from pax_export._foundations.jaxpr import jaxpr_constants
-from pax_export._foundations.types import AnyMesh, PyTree
+from pax_export._foundations.types import AnyMesh, ArrayLike, PyTree
 from pax_export.sharding._leaf_shardings import require_axis, shardings_of_leaves
 from pax_export.sharding._mesh import names_in, require_devices, sizes_of
 from pax_export.sharding._rules import RulesLike
@@ -184,13 +184,13 @@ def shard_batch(batch: T, mesh: Mesh, axis: str | tuple[str, ...] = "data") -> T
     return tree_map(lambda leaf: _split_leaf(leaf, sharding), batch)
 
 
-def _split_leaf(leaf: object, sharding: NamedSharding) -> jax.Array:
+def _split_leaf(leaf: ArrayLike, sharding: NamedSharding) -> jax.Array:
     if isinstance(leaf, jax.Array) and sharding.is_fully_addressable:
         return jax.device_put(leaf, sharding)
     return jax.make_array_from_process_local_data(sharding, _to_canonical(leaf))
 
 
-def _to_canonical(leaf: object) -> np.ndarray:
+def _to_canonical(leaf: ArrayLike) -> np.ndarray:
     """Converts a value to numpy with jax's dtype."""
     value = np.asarray(leaf)
     return value.astype(jax.dtypes.canonicalize_dtype(value.dtype), copy=False)
@@ -215,7 +215,7 @@ def _is_ours(mesh: AnyMesh) -> bool:
     return devices is None or all(device.process_index == here for device in devices.flat)
 
 
-def _bytes_of(value: PyTree) -> bytes:
+def _bytes_of(value: ArrayLike) -> bytes:
     if jnp.issubdtype(getattr(value, "dtype", np.float32), jax.dtypes.prng_key):
         value = jax.random.key_data(value)
     array = np.ascontiguousarray(value)
@@ -392,7 +392,7 @@ def keep(function: F, *trees: PyTree) -> F:
     return wrapped
 
 
-def _constrain_leaf(leaf: object, sharding: Sharding) -> Any:
+def _constrain_leaf(leaf: ArrayLike, sharding: Sharding) -> Any:
     if not isinstance(sharding, NamedSharding):
         return leaf
     return jax.lax.with_sharding_constraint(leaf, sharding)

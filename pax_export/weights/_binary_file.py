@@ -33,7 +33,7 @@ def refuse_damaged(where: str, kind: str) -> Iterator[None]:
         yield
     except PaxError:
         raise
-    except Exception as error:  # a mistake of ours would be called damage
+    except Exception as error:  # of any reader's library; a mistake of ours would be called damage
         raise damage_error(where, kind, f"{type(error).__name__}: {error}"[:300]) from error
 
 
@@ -95,7 +95,7 @@ class BinaryFile(RandomAccessBytes):
 
     def stream(self, begin: int = 0, size: int | None = None) -> FileStream:
         """The bytes, or a part of them, to be read one after the other."""
-        return FileStream(self, begin, self.size if size is None else size)
+        return FileStream(self, begin, self.size - begin if size is None else size)
 
     def close(self) -> None:
         """Closes the file; mapped arrays stay valid."""

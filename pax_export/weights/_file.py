@@ -142,7 +142,7 @@ class WeightsFile:
             where = f"{name} in {self._file.where}"
             raise damage_error(where, KIND, "its numbers differ from their checksum")
 
-    def read_part(self, name: str, index: Any) -> np.ndarray:
+    def read_part(self, name: str, index: tuple[slice, ...] | None) -> np.ndarray:
         """Reads a part of an array without a note, and nothing else."""
         return np.array(self._mapped(name)[index])
 

@@ -20,7 +20,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pax_export._foundations.types import DTypeLike, PyTree
+from pax_export._foundations.types import Array, DTypeLike
 from pax_export._foundations.wire import crc32
 
 Note = dict[str, str]
@@ -52,7 +52,7 @@ def is_inexact(dtype: DTypeLike) -> bool:
     return jax.numpy.issubdtype(dtype, np.inexact)
 
 
-def to_stored(value: PyTree) -> tuple[np.ndarray, Note | None]:
+def to_stored(value: Array) -> tuple[np.ndarray, Note | None]:
     """Returns the stored array, without a copy if possible, and its note or None."""
     if is_key(value.dtype):
         return np.asarray(jax.random.key_data(value)), {"key": key_algorithm(value.dtype)}
@@ -81,14 +81,14 @@ class Description:
         return f"{self.dtype}[{','.join(map(str, self.shape))}]"
 
 
-def describe_array(value: PyTree) -> Description:
+def describe_array(value: Array | jax.ShapeDtypeStruct) -> Description:
     """Describes an array or a ShapeDtypeStruct as it would be stored."""
     if is_key(value.dtype):
         return Description(value.shape, f"key<{key_algorithm(value.dtype)}>")
     return Description(value.shape, np.dtype(value.dtype).name)
 
 
-def key_algorithm(key_dtype: object) -> str:
+def key_algorithm(key_dtype: DTypeLike) -> str:
     """Returns the algorithm of a key dtype, e.g. ``"threefry2x32"``."""
     found: list[Any] = []
     one_key = jax.ShapeDtypeStruct((), key_dtype)
@@ -126,7 +126,7 @@ _BEGIN = '{"": "'
 _RAW_BEGIN = re.compile(rb'\{\\"\\": \\"')
 
 
-def checksum_of(content: object) -> str:
+def checksum_of(content: bytes | np.ndarray) -> str:
     """The checksum of bytes, as in the file."""
     return f"{crc32(content, 0):08x}"
 

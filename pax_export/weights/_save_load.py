@@ -22,7 +22,7 @@ from pax_export._foundations.errors import (
 from pax_export._foundations.files import html_text
 from pax_export._foundations.files.paths import as_path
 from pax_export._foundations.jax import is_tracer
-from pax_export._foundations.types import PyTree
+from pax_export._foundations.types import Array, PyTree
 from pax_export.core import named_leaves
 from pax_export.weights._file import WeightsFile, open_weights, write_weights
 from pax_export.weights._metadata import RESERVED, Note, describe_array, is_key, to_stored
@@ -326,7 +326,7 @@ def require_shape(name: str, leaf: object, what: str) -> None:
         )
 
 
-def _read_leaf(file: WeightsFile, name: str, own: PyTree) -> Any:
+def _read_leaf(file: WeightsFile, name: str, own: Array | jax.ShapeDtypeStruct) -> Any:
     """The array of a file, of the kind and at the place of the module's own."""
     if isinstance(own, np.ndarray):
         return file.read(name).astype(own.dtype, copy=False)
@@ -343,7 +343,7 @@ def _read_leaf(file: WeightsFile, name: str, own: PyTree) -> Any:
     return jax.make_array_from_callback(own.shape, sharding, read_part)
 
 
-def refuse_narrowing(name: str, own: PyTree) -> None:
+def refuse_narrowing(name: str, own: Array | jax.ShapeDtypeStruct) -> None:
     """Refuses, by an UnsupportedDtypeError, an array of 64 bits that jax would make one of 32."""
     if not is_key(own.dtype) and jax.dtypes.canonicalize_dtype(own.dtype) != own.dtype:
         raise UnsupportedDtypeError(
@@ -354,7 +354,7 @@ def refuse_narrowing(name: str, own: PyTree) -> None:
         )
 
 
-def chosen_sharding(own: object) -> Any:
+def chosen_sharding(own: Array | jax.ShapeDtypeStruct) -> Any:
     """Returns the explicit sharding of an array or struct; None if jax may choose."""
     if is_tracer(own) or (isinstance(own, jax.Array) and not own.committed):
         return None

@@ -65,7 +65,7 @@ class ArrayLike:
     def __getitem__(self, index: Array) -> jax.Array:
         return self.dequantized()[index]
 
-    def __matmul__(self, other: Any) -> jax.Array:
+    def __matmul__(self, other: Array) -> jax.Array:
         return self.dequantized() @ other
 
     def __rmatmul__(self, other: object) -> jax.Array:
@@ -190,7 +190,7 @@ class QuantizedArray(ArrayLike, StateModule):
         return f"QuantizedArray({self.form.dtype}[{shape}], bits={self.form.bits}{group}{scheme})"
 
 
-def times(x: Any, weight: Array | ArrayLike) -> jax.Array:
+def times(x: Array, weight: Array | ArrayLike) -> jax.Array:
     """``jnp.dot(x, weight)``, for a weight that may be quantized."""
     x = _inputs(x, weight)
     if not isinstance(weight, QuantizedArray):

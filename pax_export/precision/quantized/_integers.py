@@ -77,12 +77,12 @@ def unpacked(integers: Array, axis: int) -> Any:
     return _joined(namespace.concatenate([low, high], axis), axis)
 
 
-def scales_per_group(scales: Any, axis: int) -> Any:
+def scales_per_group(scales: Array, axis: int) -> Any:
     """Scales that multiply ``[..., groups, of a group, ...]``."""
     return jnp.expand_dims(scales, scales.ndim + axis + 1)
 
 
-def dequantized(integers: Any, scales: Any, *zeros: Any, form: Form) -> Any:
+def dequantized(integers: Array, scales: Array, *zeros: Array, form: Form) -> Any:
     """The numbers, in operations of jax: ``(integers - zeros) * scales`` in float32, then cast."""
     if form.bits == 4:
         integers = unpacked(integers, form.axis)

@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import Primitive
 from jax.interpreters import ad, batching
 
 from pax_export._foundations.jax import ADDS_ROWS_FAST
@@ -28,57 +29,57 @@ from pax_export.precision.quantized._integers import (
 from pax_export.precision.quantized._rounding import is_zero, primitive
 
 
-def dequantize(*stored: Any, form: Form) -> Any:
+def dequantize(*stored: Array, form: Form) -> Any:
     """Returns the array that integers, scales and optional zero points represent."""
     return _dequantize.bind(*stored, **form._asdict())
 
 
-def quantized_dot(x: Array, *stored: Any, form: Form, contracted: int) -> Any:
+def quantized_dot(x: Array, *stored: Array, form: Form, contracted: int) -> Any:
     """``x [..., k]`` times a matrix, over its rows (-2) or its columns (-1)."""
     return _dot.bind(x, *stored, contracted=contracted, **form._asdict())
 
 
-def quantized_rows(index: Array, *stored: Any, form: Form) -> Any:
+def quantized_rows(index: Array, *stored: Array, form: Form) -> Any:
     """Returns rows of a quantized table."""
     return _rows.bind(index, *stored, **form._asdict())
 
 
-def plain_dot(x: Array, weight: Any, contracted: int) -> Any:
+def plain_dot(x: Array, weight: Array, contracted: int) -> Any:
     """The same product of an ordinary matrix."""
     numbers = (((x.ndim - 1,), (weight.ndim + contracted,)), ((), ()))
     dtype = jnp.result_type(x, weight)
     return jax.lax.dot_general(x.astype(dtype), weight.astype(dtype), numbers)
 
 
-def decomposed_dequantize(*stored: Any, **form: Any) -> Any:
+def decomposed_dequantize(*stored: Array, **form: Any) -> Any:
     """`dequantize` in other operations of jax."""
     return dequantized(*stored, form=Form(**form))
 
 
-def decomposed_dot(x: Array, *stored: Any, contracted: int, **form: Any) -> Any:
+def decomposed_dot(x: Array, *stored: Array, contracted: int, **form: Any) -> Any:
     """`quantized_dot` as an ordinary product with the dequantized array."""
     return plain_dot(x, dequantize(*stored, form=Form(**form)), contracted)
 
 
-def _plain(x: Array, *stored: Any, contracted: int, **form: Any) -> Any:
+def _plain(x: Array, *stored: Array, contracted: int, **form: Any) -> Any:
     return plain_dot(x, dequantized(*stored, form=Form(**form)), contracted)
 
 
-def _in_blocks(x: Array, integers: Array, *scales: Any, contracted: int, **form: Any) -> Any:
+def _in_blocks(x: Array, integers: Array, *scales: Array, contracted: int, **form: Any) -> Any:
     return blockwise(x, integers, scales, Form(**form), contracted)
 
 
-def few_rows(index: Array, *stored: Any, **form: Any) -> Any:
+def few_rows(index: Array, *stored: Array, **form: Any) -> Any:
     """`quantized_rows` in ordinary operations: dequantizes only the selected rows."""
     return dequantized(*(each[index] for each in stored), form=Form(**form))
 
 
-def narrow_dot(x: jax.Array, weight: jax.Array, contracted: int, dtype: DTypeLike) -> Any:
+def narrow_dot(x: Array, weight: Array, contracted: int, dtype: DTypeLike) -> Any:
     """A product with a matrix of bfloat16, which CPUs compute in blocks where rows are few."""
     return _narrow_dot.bind(x, weight, contracted=contracted, dtype=jnp.dtype(dtype).name)
 
 
-def is_read_in_blocks(x: jax.Array, weight: jax.Array, contracted: int) -> bool:
+def is_read_in_blocks(x: Array, weight: Array, contracted: int) -> bool:
     """Whether blocks of an ordinary matrix take less time on a CPU: few rows, bfloat16."""
     sizes = x.shape[:-1]
     return (
@@ -154,13 +155,16 @@ _rows = primitive("quantized_rows", few_rows)
 # can be transposed.  Integers and zero points have none.
 
 
-def _sum(*tangents: Any) -> Any:
+def _sum(*tangents: Array | None) -> Any:
     found = [each for each in tangents if each is not None]
     return functools.reduce(jnp.add, found)
 
 
 def _jvp_of(
-    primitive: Any, of_x: Callable[..., Any] | None, of_scales: Callable[..., Any], scales: int
+    primitive: Primitive,
+    of_x: Callable[..., Any] | None,
+    of_scales: Callable[..., Any],
+    scales: int,
 ) -> Callable[..., Any]:
     """Returns the JVP rule of an operation whose operand number `scales` has the scales."""
 
@@ -189,7 +193,9 @@ ad.primitive_jvps[_pointwise] = _jvp_of(_pointwise, decomposed_pointwise, decomp
 ad.primitive_jvps[_rows] = _jvp_of(_rows, None, few_rows, 2)
 
 
-def _batched(primitive: Any, plain: Callable[..., Any], leading: bool | None) -> Callable[..., Any]:
+def _batched(
+    primitive: Primitive, plain: Callable[..., Any], leading: bool | None
+) -> Callable[..., Any]:
     """The rule of `jax.vmap`: where only the first operand is mapped, one more leading axis."""
 
     def batch(operands: Sequence[Any], axes: Sequence[Any], **params: Any) -> tuple[Any, int]:
@@ -245,7 +251,7 @@ def blockwise(x: Array, integers: Array, scales: Sequence[Any], form: Form, cont
     return result.reshape(*x.shape[:-1], result.shape[-1]).astype(dtype)
 
 
-def _are_few(rows: object) -> bool:
+def _are_few(rows: ArrayLike) -> bool:
     return not isinstance(rows, int) or rows <= _FEW  # a symbolic number mostly is few
 
 

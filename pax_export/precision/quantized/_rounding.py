@@ -21,12 +21,12 @@ def primitive(name: str, plain: Callable[..., Any], **on_platforms: Callable[...
     primitive = Primitive(name)
 
     @primitive.def_abstract_eval
-    def result(*operands: Any, **params: Any) -> Any:
+    def result(*operands: Array, **params: Any) -> Any:
         structs = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in operands]
         return jax.make_jaxpr(functools.partial(plain, **params))(*structs).out_avals[0]
 
     @functools.partial(jax.jit, static_argnames="params")
-    def run(*operands: Any, params: tuple[tuple[str, Any], ...]) -> Any:
+    def run(*operands: Array, params: tuple[tuple[str, Any], ...]) -> Any:
         return primitive.bind(*operands, **dict(params))
 
     primitive.def_impl(lambda *operands, **params: run(*operands, params=tuple(params.items())))
@@ -133,7 +133,7 @@ _round_inputs = primitive("round_inputs", round_inputs)
 _round_rows = primitive("round_rows", round_rows)
 
 
-def straight_through(of: Any) -> Any:
+def straight_through(of: Primitive) -> Any:
     """Gradients pass by the rounding; scales have none."""
 
     def jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tuple[Any, Any]:
@@ -143,7 +143,7 @@ def straight_through(of: Any) -> Any:
     return jvp
 
 
-def batched(of: Any, plain: Any) -> Any:
+def batched(of: Primitive, plain: Callable[..., Any]) -> Any:
     def batch(operands: Sequence[Any], mapped: Sequence[Any], /, **params: Any) -> tuple[Any, int]:
         if all(axis is None for axis in mapped[1:]):
             x = jnp.moveaxis(operands[0], mapped[0], 0)

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from pax_export._foundations.errors import InvalidArgumentError, InvalidArgumentTypeError
-from pax_export._foundations.types import AnyMesh, DTypeLike, PyTree
+from pax_export._foundations.types import AnyMesh, Array, ArrayLike, DTypeLike, PyTree
 from pax_export.core import Module, escape_step, next_rng_key, pure
 from pax_export.sharding import RulesLike, shardings
 from pax_export.weights._save_load import leaves_by_name, require_shape
@@ -101,7 +101,7 @@ def _likely_choices(study: Study, found: Mapping) -> Iterator[Choice]:
         yield from find_choices(study.possible, reopened=True)
 
 
-def _relative_difference(one: object, other: object) -> float:
+def _relative_difference(one: ArrayLike, other: ArrayLike) -> float:
     one, other = (np.asarray(each).astype(np.float64) for each in (one, other))
     scale = np.abs(other).max(initial=0.0)
     apart = np.abs(one - other).max(initial=0.0)
@@ -280,7 +280,7 @@ class _Filler:
         values = [self._leaf(path, own, choice) for path, own in self.leaves.items()]
         return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(self.net), values)
 
-    def _leaf(self, path: str, own: PyTree, choice: Choice) -> Any:
+    def _leaf(self, path: str, own: Array | jax.ShapeDtypeStruct, choice: Choice) -> Any:
         sharding, wanted = self.lying.get(path), self.study.wanted
         if path in wanted.counters or path in wanted.zeros:
             return constant_leaf(own, sharding, int(path in wanted.counters))
@@ -294,7 +294,7 @@ class _Filler:
                 self.read[key] = reader.put(own, sharding)
         return self.read[key]
 
-    def _dtype_of(self, own: PyTree) -> Any:
+    def _dtype_of(self, own: Array | jax.ShapeDtypeStruct) -> Any:
         floating = jax.numpy.issubdtype(own.dtype, np.floating)
         return np.dtype(self.dtype) if self.dtype is not None and floating else own.dtype
 

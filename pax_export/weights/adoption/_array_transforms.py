@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pax_export._foundations.types import DTypeLike, PyTree
+from pax_export._foundations.types import DTypeLike
 
 Shape = tuple[int, ...]
 Index = tuple[slice, ...]
@@ -191,7 +191,7 @@ def undo_piece(value: np.ndarray, piece: Piece, into: np.ndarray) -> None:
 
 
 def assemble_leaf(
-    shape: Shape, dtype: DTypeLike, pieces: Sequence[Piece], read: PyTree
+    shape: Shape, dtype: DTypeLike, pieces: Sequence[Piece], read: Callable[[str], np.ndarray]
 ) -> np.ndarray:
     """Assembles a leaf from its pieces; `read` returns an array by name."""
     if len(pieces) == 1 and pieces[0].put is None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from pax_export._foundations.types import PyTree
 from pax_export.weights.adoption._array_transforms import Piece
 from pax_export.weights.adoption._layers import Layer
 from pax_export.weights.adoption._name_parsing import (
@@ -268,7 +267,7 @@ def _fused_axis(piece: Piece, origin: str, group: Group) -> int | None:
     return 0 if of_conv1d or origin in ("torch", "mlx", "tflite") else 1
 
 
-def possible_origins(source: Source, origin: PyTree, module: bool) -> list[str]:
+def possible_origins(source: Source, origin: str | None, module: bool) -> list[str]:
     """The frameworks whose conventions the arrays may follow, by format and distinctive names."""
     if origin is not None:
         return _OF_WORD[origin]

@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import Sharding, SingleDeviceSharding
 
 from pax_export._foundations.errors import AdoptionError, UnsupportedDtypeError
-from pax_export._foundations.types import DTypeLike, PyTree
+from pax_export._foundations.types import Array, DTypeLike
 from pax_export.weights._metadata import is_inexact, is_key
 from pax_export.weights._save_load import chosen_sharding, refuse_narrowing
 from pax_export.weights.adoption._array_transforms import (
@@ -36,7 +36,7 @@ class LeafReader(NamedTuple):
     pieces: tuple[Piece, ...]
     source: Source
 
-    def put(self, own: PyTree, sharding: Sharding | None) -> Any:
+    def put(self, own: Array | jax.ShapeDtypeStruct, sharding: Sharding | None) -> Any:
         """The leaf as numpy or jax like `own`, with `sharding` or where `own` is."""
         if isinstance(own, np.ndarray) and sharding is None:
             return self._read()
@@ -166,7 +166,7 @@ def _unfit_error(path: str, dtype: DTypeLike, got: str) -> AdoptionError:
     )
 
 
-def constant_leaf(own: PyTree, sharding: Sharding | None, number: int) -> Any:
+def constant_leaf(own: Array | jax.ShapeDtypeStruct, sharding: Sharding | None, number: int) -> Any:
     """Returns a leaf filled with one number: a counter for existing statistics, or a zero bias."""
     if isinstance(own, np.ndarray):
         return np.full_like(own, number)
@@ -175,7 +175,12 @@ def constant_leaf(own: PyTree, sharding: Sharding | None, number: int) -> Any:
     return jax.numpy.asarray(value) if sharding is None else jax.device_put(value, sharding)
 
 
-def keep_leaf(own: object, path: str, sharding: Sharding | None, draw: Callable[..., Any]) -> Any:
+def keep_leaf(
+    own: Array | jax.ShapeDtypeStruct,
+    path: str,
+    sharding: Sharding | None,
+    draw: Callable[..., Any],
+) -> Any:
     """Returns a kept leaf; in an abstract module random keys are drawn, others raise."""
     if isinstance(own, jax.ShapeDtypeStruct):
         if not (is_key(own.dtype) or (own.dtype == np.uint32 and own.shape[-1:] == (2,))):

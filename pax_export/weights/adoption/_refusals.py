@@ -10,7 +10,7 @@ from pax_export.weights.adoption._flatten import SAYS, flattened_channels
 from pax_export.weights.adoption._groups import Group, is_fused
 from pax_export.weights.adoption._layers import Layer
 from pax_export.weights.adoption._layouts import Recipe, explain_other_function
-from pax_export.weights.adoption._name_parsing import BIAS, OF_CELL, RECURRENT, WEIGHT
+from pax_export.weights.adoption._name_parsing import BIAS, OF_CELL, RECURRENT, WEIGHT, split_words
 from pax_export.weights.adoption._plan import Hypothesis, Study
 from pax_export.weights.sources import Source
 
@@ -55,7 +55,7 @@ def impossible_error(
             lines += [f"  - no array for {leaf.says}{_shape_text(leaf.shape)}, beside {group.path}"
                       for leaf in gone]  # fmt: skip
         else:
-            lines.append(f"  - no array for {_layer_text(layer)}")
+            lines.append(f"  - no array for {_layer_text(layer)}{_explain_layer(layer, best)}")
     for group in rest:
         lines.append(f"  - no place for {_group_text(group)}{_explain_group(group)}")
     for component in outcome.unbalanced:
@@ -135,6 +135,16 @@ def _explain_group(group: Group) -> str:
     if is_fused(group.raw):
         return '; queries, keys and values in one: fused="blocks" or "by head" says in which order'
     return ""
+
+
+def _explain_layer(layer: Layer, hypothesis: Hypothesis) -> str:
+    """Explains a layer that may fuse queries, keys and values."""
+    called = {word for group in hypothesis.outcome.left for word in group.meaning}
+    if not is_fused(split_words(layer.path)) or not called & {"query", "key", "value"}:
+        return ""
+    if layer.heads is None and hypothesis.fused == "by head":
+        return '; fused="by head" needs the number of heads: num_heads of the module around it'
+    return '; queries, keys and values in one: fused="blocks" or "by head" says in which order'
 
 
 def ambiguity_error(study: Study, source: Source, agreeing: int = 0) -> AmbiguousWeightsError:

@@ -24,7 +24,7 @@ from pax_export._foundations.errors import (
 )
 from pax_export._foundations.files import npz
 from pax_export._foundations.files.overwrite_guard import Belongs
-from pax_export._foundations.types import PyTree
+from pax_export._foundations.types import Array, PyTree
 from pax_export.core import is_at
 from pax_export.weights._file import whole_file, write_weights
 from pax_export.weights._metadata import Note, is_inexact, to_stored
@@ -197,7 +197,7 @@ def _file_arrays(
     return {**home, **added}
 
 
-def _has_its_shape(pieces: tuple[Piece, ...], leaf: PyTree) -> bool:
+def _has_its_shape(pieces: tuple[Piece, ...], leaf: Array) -> bool:
     """Whether a leaf still has the shape that these pieces fill."""
     count = 0
     for piece in pieces:
@@ -263,7 +263,7 @@ def _undo_leaf(
 
 
 def _require_back(
-    path: str, leaf: PyTree, pieces: tuple[Piece, ...], read: Callable[[str], np.ndarray]
+    path: str, leaf: Array, pieces: tuple[Piece, ...], read: Callable[[str], np.ndarray]
 ) -> None:
     """Checks that the written arrays restore the leaf, as far as their dtypes allow."""
     value, dtypes = np.asarray(leaf), [read(piece.source).dtype for piece in pieces]
@@ -391,7 +391,7 @@ def _pickle_arrays(arrays: Arrays) -> bytes:
     return b"".join([*parts, b"u."])
 
 
-def _pickle(value: object) -> bytes:
+def _pickle(value: bytes | tuple[Any, ...] | str | int) -> bytes:
     """The opcodes that make a tuple, a text or a number; bytes are opcodes already."""
     if isinstance(value, bytes):
         return value

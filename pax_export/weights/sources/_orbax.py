@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from pax_export._foundations.files.paths import read_small_file
 from pax_export._foundations.optional import require
-from pax_export._foundations.types import PyTree
 from pax_export.core import join_path
 from pax_export.weights.sources._source import (
     Entry,
@@ -83,7 +83,7 @@ def _tensorstore_spec(folder: Path, name: str, tree: dict[str, Any]) -> dict[str
     return {"driver": driver, "kvstore": store}
 
 
-def _make_entry(where: str, library: PyTree, spec: dict[str, Any], room: int) -> Entry:
+def _make_entry(where: str, library: ModuleType, spec: dict[str, Any], room: int) -> Entry:
     store = library.open(spec, open=True, read=True).result()
     dtype = np.dtype(store.dtype.numpy_dtype)
     sizes = (math.prod(store.shape), math.prod(store.chunk_layout.read_chunk.shape or (1,)))

@@ -20,7 +20,7 @@ def test_arrays_with_other_names_are_no_candidates(wrong):
     error = assert_refused(net, {**file, **of(wrong, 8)})
     assert error.missing == ("gn.scale", "gn.offset")
     assert error.left == (f"{wrong}.weight", f"{wrong}.bias")
-    assert f'of the shape of gn: rename={{"{wrong}": "gn"}}' in str(error)
+    assert error.write.endswith('rename={"name.in.the.file": "path.in.the.module"}')
     new, _ = pax.weights.adopt(net, {**file, **of(wrong, 8)}, origin="torch", rename={wrong: "gn"})
     assert new.gn.scale.shape == (8,)
     new, _ = pax.weights.adopt(net, {**file, **of("norm", 8)}, origin="torch")  # a word for it
