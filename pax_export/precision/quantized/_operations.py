@@ -14,7 +14,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Primitive
 from jax.interpreters import ad, batching
 
 from pax_export._foundations.jax import ADDS_ROWS_FAST
@@ -26,7 +25,7 @@ from pax_export.precision.quantized._integers import (
     low_and_high,
     product_on_gpu,
 )
-from pax_export.precision.quantized._rounding import is_zero, primitive
+from pax_export.precision.quantized._rounding import Primitive, is_zero, primitive
 
 
 def dequantize(*stored: Array, form: Form) -> Any:
