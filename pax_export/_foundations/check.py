@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from pax_export._foundations.errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._foundations.types import PyTree
@@ -99,6 +99,11 @@ def as_strings(argument: str, value: Any, write: str) -> tuple[str, ...]:
     raise InvalidArgumentTypeError(
         f"`{argument}` must be a string, or several.", where=argument, got=repr(value), write=write
     )
+
+
+def is_mapping(value: object) -> TypeGuard[Mapping[Any, Any]]:
+    """Whether a value is a mapping; for type checkers, one of any keys and values."""
+    return isinstance(value, Mapping)
 
 
 def as_named(argument: str, value: Any, what: str, write: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields
 from typing import Any, Literal, TypeVar
 
-from pax_export._foundations.check import as_named, as_strings
+from pax_export._foundations.check import as_named, as_strings, is_mapping
 from pax_export._foundations.errors import (
     InvalidArgumentError,
     InvalidArgumentTypeError,
@@ -115,7 +115,9 @@ def signature_keys(methods: object) -> list[str]:
     return list(as_named("methods", methods, what, write))
 
 
-def check_choice(name: str, value: object, choices: tuple, *, otherwise: str = "") -> None:
+def check_choice(
+    name: str, value: object, choices: Sequence[object], *, otherwise: str = ""
+) -> None:
     comparable = isinstance(value, (str, int)) and value != 1
     if not any(value is choice or (comparable and value == choice) for choice in choices):
         raise InvalidArgumentError(
@@ -143,13 +145,13 @@ def by_signature(name: str, value: object, keys: Sequence[str], several: bool) -
     if value is None:
         return {}
     named = several or len(keys) > 1
-    if isinstance(value, Mapping) and set(value) <= set(keys) and named:
+    if is_mapping(value) and set(value) <= set(keys) and named:
         return dict(value)
     if not several:
         return {keys[0]: value}
     raise InvalidArgumentError(
         "With several signatures, the argument must be a dict over signatures.",
         where=name,
-        got=sorted(value) if isinstance(value, Mapping) else type(value).__name__,
+        got=sorted(value) if is_mapping(value) else type(value).__name__,
         write=f"{name}={{{keys[0]!r}: ...}}",
     )

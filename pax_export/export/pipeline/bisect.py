@@ -16,9 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
-from jax.extend.core import jaxpr_as_fun
 
 from pax_export._foundations.errors import PaxError, ValidationError
 from pax_export._foundations.jaxpr import bind_equation, called_program, interpret
@@ -227,8 +225,7 @@ class _BisectSearch:
         structs = self._whole.structs
         traced = trace(function, structs, outlined=False)
         if any(not isinstance(size, int) for each in structs for size in each.shape):
-            called = _with_sizes(traced)
-            traced = dataclasses.replace(traced, function=called, jitted=jax.jit(called))
+            traced = traced.with_function(_with_sizes(traced))
         tree = list(range(len(traced.results)))
         names = tree_names(tree, "part")
         return dataclasses.replace(
@@ -246,10 +243,10 @@ def _with_sizes(traced: Traced) -> Callable[[Sequence[Any]], list[Any]]:
 
     @functools.cache
     def exported() -> Any:
-        function = jax.jit(jaxpr_as_fun(lowerable(traced.program)))
-        return export_unchecked(function, ("cpu",), *traced.structs)
+        program = traced.with_program(lowerable(traced.program))
+        return export_unchecked(program.lowerable, ("cpu",), list(traced.structs))
 
-    return lambda values: exported().call(*values)
+    return lambda values: exported().call(list(values))
 
 
 def _exportable_arrays(value: Any) -> list[Any]:

@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
@@ -61,7 +61,7 @@ class Progress:
                 self._shown = None
 
     @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
+    def phase(self, name: str) -> Generator[None]:
         with self._lock:
             self._current = name
             self.seconds.setdefault(name, 0.0)
@@ -73,7 +73,7 @@ class Progress:
             self.seconds[name] += time.perf_counter() - start
 
     @contextmanager
-    def loading(self, title: str, package: str) -> Iterator[None]:
+    def loading(self, title: str, package: str) -> Generator[None]:
         """The phase of importing a package, shown before a first import.
 
         The import of a large library keeps the thread of the timer from running.
@@ -164,7 +164,7 @@ class _Bar:
 
 
 @contextmanager
-def scratch_place(format: Format) -> Iterator[Path]:
+def scratch_place(format: Format) -> Generator[Path]:
     """A place that a part of a model is written to, for a look at it."""
     with stale_temporaries.scratch() as folder:
         place = folder / f"part{format.suffix}"

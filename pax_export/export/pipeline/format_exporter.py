@@ -63,8 +63,14 @@ class FormatExporter(ABC):
     def trace(self, request: Request) -> tuple[Exportable, Sequence[Program]]:
         """Reads the model, and traces each of its methods."""
         model = make_exportable(request.model, request.methods, request.outputs)
-        several = request.methods is not None
-        return model, trace_all(model, request.inputs, request.kwargs, request.constraints, several)
+        programs = trace_all(
+            model,
+            request.inputs,
+            kwargs=request.kwargs,
+            constraints=request.constraints,
+            several=request.methods is not None,
+        )
+        return model, programs
 
     @abstractmethod
     def lower(self, model: Exportable, programs: Sequence[Program], request: Request) -> Contents:
@@ -163,8 +169,10 @@ class ProgramContents(Contents):
 
     def cases(self, budget: Budget) -> Iterator[Case]:
         leaves = [self.store.variables[place].value for place in self.store.of_leaf]
-        given = [(each, leaves, self.examples.get(each.key, ())) for each in self.programs]
-        return cases_in_turns((ProgramCases(*each) for each in given), budget)
+        parts = (
+            ProgramCases(each, leaves, self.examples.get(each.key, ())) for each in self.programs
+        )
+        return cases_in_turns(parts, budget)
 
 
 def portable_program(

@@ -316,13 +316,13 @@ def _apart_far(
 ) -> list[str]:
     """Returns the differences from jax in calls of a part of the model."""
     leaves = [dtypes.store(leaf.value) for leaf in model.leaves]
-    said = []
+    found: list[str] = []
     for case, got in zip(cases, run(model, part, [case.inputs for case in cases])):
-        given = [case.inputs[entry.name] for entry in part.inputs.flat]
-        expected = dict(zip(part.output_names, part.traced.run([*leaves, *given])))
-        found = differences(dataclasses.replace(case, expected=expected), got, factor)
-        said.append(", ".join(each.output for each in found))
-    return said
+        inputs = [case.inputs[entry.name] for entry in part.inputs.flat]
+        expected = dict(zip(part.output_names, part.traced.run([*leaves, *inputs])))
+        apart = differences(dataclasses.replace(case, expected=expected), got, factor)
+        found.append(", ".join(each.output for each in apart))
+    return found
 
 
 def not_finite(weights: Mapping[str, Any]) -> str:

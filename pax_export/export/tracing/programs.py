@@ -97,11 +97,11 @@ class Program:
 
 def trace_all(
     model: Exportable,
-    inputs: Any,
+    inputs: PyTree,
     kwargs: Mapping[str, Any] | None,
     constraints: Sequence[str],
     several: bool,
-    train_inputs: Any = None,
+    train_inputs: PyTree = None,
 ) -> tuple[Program, ...]:
     """Traces every method; with several, inputs and kwargs are dicts over their keys."""
     if several:

@@ -74,6 +74,10 @@ class Traced:
             lowerable=jax.jit(functools.partial(_call_program, program)),
         )
 
+    def with_function(self, function: Function) -> Traced:
+        """The same program, run by another function on arrays."""
+        return replace(self, function=function, jitted=jax.jit(function))
+
     def read(self, count: int) -> frozenset[int]:
         return read_arguments(self.program, count)
 

@@ -167,8 +167,8 @@ class SignatureCases:
         """Yields calls with extreme inputs."""
         if self.program is not None:
             known = None if self.is_small else self._seconds
-            given = case, self.program, self.expected, budget, known, bool(self.examples)
-            yield from probes(*given)
+            has_examples = bool(self.examples)
+            yield from probes(case, self.program, self.expected, budget, known, has_examples)
 
     def first(self, budget: Budget) -> Iterator[Case]:
         """Yields the first call that jax does not refuse, and calls with extreme inputs."""

@@ -29,7 +29,6 @@ UNPROMISED = {
     },
     "export/formats/stablehlo/exported.py": {"jax.extend.core.jaxpr_as_fun"},
     "export/formats/torch/cases.py": {"jax.extend.core.jaxpr_as_fun"},
-    "export/pipeline/bisect.py": {"jax.extend.core.jaxpr_as_fun"},
     "export/portable/any_size.py": {"jax.extend.core.jaxpr_as_fun"},
     "export/portable/for_xla.py": {"jax.extend.core.jaxpr_as_fun"},
     "export/tracing/traced.py": {"jax.extend.core.jaxpr_as_fun"},

@@ -223,21 +223,29 @@ class _SavedModelExporter(FormatExporter):
             return super().trace(request)
         chosen = make_exportable(request.model, request.methods, request.outputs)
         chosen = with_step(chosen, request.model, TrainStep.key, step.function, step.optimizer)
-        given = request.inputs, request.kwargs, request.constraints, request.methods is not None
-        return chosen, trace_all(chosen, *given, step.inputs)
+        programs = trace_all(
+            chosen,
+            request.inputs,
+            kwargs=request.kwargs,
+            constraints=request.constraints,
+            several=request.methods is not None,
+            train_inputs=step.inputs,
+        )
+        return chosen, programs
 
     def lower(
         self, model: Exportable, programs: Sequence[Program], request: Request
     ) -> _SavedModelContents:
-        given = model, programs, request
+        def lower_by(exporter: _SavedModelExporter) -> _SavedModelContents:
+            return exporter.lower(model, programs, request)
+
         if self.operations is None:
-            graph = replace(self, operations="tensorflow")
             if self.platforms == ("tpu",):
-                return graph.by_xla(given, "TPUs run what XLA compiles")
+                return lower_by(self.by_xla("TPUs run what XLA compiles"))
             try:
-                return replace(graph.lower(*given), chosen=False)
-            except Exception as error:  # of a rule: XLA has its own
-                return graph.by_xla(given, _said(error))
+                return replace(lower_by(replace(self, operations="tensorflow")), chosen=False)
+            except Exception as error:  # of a rule, also a mistake in it: the report has its text
+                return lower_by(self.by_xla(_reason(error)))
         learning = self.trainable is not False
         lowered = lower_model(
             mark_trainable(model, self.trainable),
@@ -257,12 +265,12 @@ class _SavedModelExporter(FormatExporter):
             self.warmup, lowered.signature_infos(), self._examples(lowered)
         )
         return _SavedModelContents(
-            model.name, lowered.store.infos(), self, lowered, given, requests
+            model.name, lowered.store.infos(), self, lowered, lower_by, requests
         )
 
-    def by_xla(self, given: _Given, because: str) -> _SavedModelContents:
-        """The model as XLA compiles it, where TensorFlow's own operations do not do."""
-        return replace(self, operations="xla", because=because).lower(*given)
+    def by_xla(self, because: str) -> _SavedModelExporter:
+        """Lets XLA compile the model, where TensorFlow's own operations do not do."""
+        return replace(self, operations="xla", because=because)
 
     def _examples(self, lowered: LoweredModel) -> dict[str, list[Arrays]]:
         """The examples of each signature by input."""
@@ -285,8 +293,6 @@ class _SavedModelExporter(FormatExporter):
         )
 
 
-#: A model and its programs, and the user's options for them.
-_Given = tuple[Exportable, Sequence[Program], Request]
 _AS_IT_STARTS = "in tensorflow_model_server as it starts"
 _WITH_XLA = (
     "in tensorflow_model_server with --xla_cpu_compilation_enabled=true, on GPUs "
@@ -294,19 +300,19 @@ _WITH_XLA = (
 )
 
 
-def _said(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     """An error as the reason in a report: what, and where."""
     if not isinstance(error, PaxError):
         return named_line(error)
-    told = (error.where and f"in {error.where}", error.got)
-    return ": ".join([error.what.rstrip("."), *(f"{each}" for each in told if each)])
+    details = (error.where and f"in {error.where}", error.got)
+    return ": ".join([error.what.rstrip("."), *(f"{each}" for each in details if each)])
 
 
 @dataclass(frozen=True)
 class _SavedModelContents(Contents):
     exporter: _SavedModelExporter
     lowered: LoweredModel
-    given: _Given
+    lower_by: Callable[[_SavedModelExporter], _SavedModelContents]  # the same model, otherwise
     requests: Mapping[str, warmup.Requests]
     chosen: bool = True  # by the user: the operations
 
@@ -352,11 +358,13 @@ class _SavedModelContents(Contents):
         """Leaves out optional gradients that are wrong in TensorFlow, or lets XLA compile it."""
         asked = self.exporter.vjp_order is not None or self.exporter.trainable is not False
         if asked or not isinstance(error, GradientMismatchError):
-            return None if self.chosen else self.exporter.by_xla(self.given, _said(error))
-        said = f"{error.where}: {error.got}" if error.where else error.got
+            if self.chosen:
+                return None
+            return self.lower_by(self.exporter.by_xla(_reason(error)))
+        details = f"{error.where}: {error.got}" if error.where else error.got
         how = "differ from jax's" if error.where else "cannot be computed"
-        less = replace(self.exporter, vjp_order=0).lower(*self.given)
-        reason = f"no gradients: in TensorFlow they {how}: {said}"
+        less = self.lower_by(replace(self.exporter, vjp_order=0))
+        reason = f"no gradients: in TensorFlow they {how}: {details}"
         return replace(less, lowered=less.lowered.with_reason(reason), chosen=self.chosen)
 
     def write_report(self, report: Report, place: Path, written: Any) -> None:

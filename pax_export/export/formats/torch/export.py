@@ -217,9 +217,15 @@ class TorchExporter(FormatExporter):
         first, several = model.methods[0].key, request.methods is not None
         model = with_train_mode(model, request.model, TRAIN, self.train)
         given = request.inputs[first] if several else request.inputs
-        return model, trace_all(
-            model, request.inputs, request.kwargs, request.constraints, several, given
+        programs = trace_all(
+            model,
+            request.inputs,
+            kwargs=request.kwargs,
+            constraints=request.constraints,
+            several=several,
+            train_inputs=given,
         )
+        return model, programs
 
     def lower(
         self, model: Exportable, programs: Sequence[Program], request: Request
