@@ -6,7 +6,7 @@ import importlib
 import os
 import platform
 import sys
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 
 TOPICS = (
     *("imports", "build", "tree", "edit", "step", "nans"),
@@ -29,9 +29,16 @@ def main(topics: list[str]) -> int:
 
 def _machine() -> str:
     names = ("jax", "equinox", "flax", "dm-haiku", "tensorflow", "orbax-export")
-    versions = ", ".join(f"{name} {version(name)}" for name in names)
+    versions = ", ".join(f"{name} {_version(name)}" for name in names)
     cores = os.cpu_count()
     return f"{platform.machine()}, {cores} cores, Python {platform.python_version()}, {versions}\n"
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from importlib.util import find_spec
 
 import pytest
@@ -100,3 +101,21 @@ def test_an_error_has_the_words_of_llama_cpp(tmp_path):
         path = tmp_path / "served.gguf"
         pax.generation.export(lm, path, format="gguf", tokenizer=plain, max_length=16)
     assert "cannot find tokenizer merges" in caught.value.got
+
+
+@pytest.mark.parametrize("family", ["smollm2", "gpt2"])
+@pytest.mark.parametrize("format", ["genai", "gguf", "litertlm"])
+def test_a_base_model_with_a_bare_tokenizer_continues_texts(format, family, tmp_path):
+    """The path of a tokenizer.json: no chat template, and what ends a text is the model's."""
+    for package in RUNTIMES[format].packages:
+        if find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
+    lm, file = net(family, tmp_path / "hf"), tmp_path / "tokenizer.json"
+    ends = dataclasses.replace(lm.config, generation=pax.nets.GenerationDefaults(stop=(1,)))
+    lm = lm.set_attribute("config", ends)
+    ascii_tokenizer()._inner.save(str(file))
+    options = {"format": format, "tokenizer": str(file), "max_length": lm.config.max_positions}
+    report = pax.generation.export(lm, tmp_path / f"served.{format}", **options)
+    assert report.validated == "process"
+    assert "no chat template" in report.differs[0]
+    print(family, format, report.details["tokens"], report.differs[1:])
