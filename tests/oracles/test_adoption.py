@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 import transformers
 from torch import nn
@@ -290,15 +291,56 @@ SIZES = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2,
          "intermediate_size": 12}  # fmt: skip
 
 
-def test_a_bert():
+class Bert(Encoder):
+    def __call__(self, ids):
+        positions, types = jnp.arange(ids.shape[1]), jnp.zeros(ids.shape[1], int)
+        x = self.word_embed(ids) + self.position_embed(positions) + self.type_embed(types)
+        return self.encoded(self.embed_norm(x))
+
+
+def bert() -> tuple[Any, Any]:
+    """The class of transformers, and ours with its weights and the report of `adopt`."""
     config = transformers.BertConfig(vocab_size=11, max_position_embeddings=7, **SIZES)
     theirs = seeded(transformers.BertModel(config, add_pooling_layer=False))
+    net = Bert(False, word_embed=pax.Embed(11, 8), position_embed=pax.Embed(7, 8),
+               type_embed=pax.Embed(2, 8), embed_norm=norm(8, 1e-12))  # fmt: skip
+    return theirs, pax.weights.adopt(net, arrays_of(theirs))
+
+
+def test_a_bert():
+    theirs, (net, _) = bert()
     ids = N.integers(0, 11, (2, 5))
-    net = Encoder(False, word_embed=pax.Embed(11, 8), position_embed=pax.Embed(7, 8),
-                  type_embed=pax.Embed(2, 8), embed_norm=norm(8, 1e-12))  # fmt: skip
-    net, _ = pax.weights.adopt(net, arrays_of(theirs))
-    x = net.word_embed(ids) + net.position_embed(np.arange(5)) + net.type_embed(np.zeros(5, int))
-    assert_close(net.encoded(net.embed_norm(x)), run(theirs, ids), rtol=1e-4, atol=1e-5)
+    assert_close(net(ids), run(theirs, ids), rtol=1e-4, atol=1e-5)
+
+
+def test_a_bert_trained_in_jax_and_in_torch_goes_back_into_its_class(tmp_path):
+    theirs, (net, report) = bert()
+    ids, goal = N.integers(0, 11, (2, 5)).astype(np.int32), x_of(2, 5, 8)
+
+    @jax.jit
+    def step(net):
+        def loss(weights):
+            return ((net.update_parameters(weights)(ids) - goal) ** 2).mean()
+
+        weights = net.parameters()
+        moved = jax.tree.map(lambda w, g: w - 0.1 * g, weights, jax.grad(loss)(weights))
+        return net.update_parameters(moved)
+
+    net = step(step(net))
+    module = pax.export.as_torch(net, pax.export.spec("batch, 5", "int32"))
+    optimizer = torch.optim.Adam(module.parameters(), 1e-3)
+    for _ in range(3):
+        optimizer.zero_grad()
+        ((module(torch.from_numpy(ids)) - torch.from_numpy(goal)) ** 2).mean().backward()
+        optimizer.step()
+    trained, _ = pax.weights.adopt(net, arrays_of(module), origin="pax")
+    path = tmp_path / "bert.safetensors"
+    pax.weights.save_as(trained, path, like=arrays_of(theirs), report=report)
+    before = run(theirs, ids)
+    theirs.load_state_dict(safetensors.torch.load_file(path), strict=True)
+    after = run(theirs, ids)
+    assert_close(after, run(module, ids), rtol=1e-4, atol=1e-5)
+    assert abs(after - before).max() > 0.01
 
 
 def test_a_vit():
