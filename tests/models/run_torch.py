@@ -16,11 +16,12 @@ _BITS = {1: torch.uint8, 2: torch.int16}
 def run(file: str, cases: Iterable[Mapping[str, Any]]) -> list[dict[str, np.ndarray]]:
     """Outputs of each case by number, in torch's order, of inputs in the order of the program."""
     module = torch.export.load(file).module()
-    return [
-        {str(at): _array(y) for at, y in enumerate(pytree.tree_leaves(module(*arguments)))}
-        for case in cases
-        for arguments in [map(_tensor, case["inputs"].values())]
-    ]
+    with torch.no_grad():
+        return [
+            {str(at): _array(y) for at, y in enumerate(pytree.tree_leaves(module(*arguments)))}
+            for case in cases
+            for arguments in [map(_tensor, case["inputs"].values())]
+        ]
 
 
 def _tensor(array: np.ndarray) -> torch.Tensor:
