@@ -35,13 +35,19 @@ def attach_operations(error: Error, chains: Iterable[Chain]) -> Error:
     return error
 
 
+_OTHER = "another target, e.g. to_saved_model"
+
+
 def refuse_operation(
-    target: str, error: NotWrittenError, key: str, write: str
+    target: str, error: NotWrittenError, key: str, write: str, other: str = _OTHER
 ) -> UnsupportedOperationError:
-    """Returns the error for an operation of the signature `key` that a target cannot express."""
+    """Returns the error for an operation of the signature `key` that a target cannot express.
+
+    It says what to `write`, or which `other` target has operations that are not LAPACK's.
+    """
     what = f"{target} cannot express the operation {error.equation.primitive.name}"
     what += f": {error.reason[:300].rstrip('.')}." if error.reason else "."
-    write = f"{write}, or {other_target(error.equation.primitive.name)}"
+    write = f"{write}, or {other_target(error.equation.primitive.name, other)}"
     refusal = UnsupportedOperationError(what, where=key, write=write)
     return attach_operations(refusal, [(*error.callers, error.equation)])
 
@@ -50,11 +56,11 @@ def refuse_operation(
 BY_LAPACK = frozenset({"eig", "hessenberg", "schur"})
 
 
-def other_target(name: str) -> str:
+def other_target(name: str, other: str = _OTHER) -> str:
     """The exporter to suggest for an operation that the others refuse."""
     if name in BY_LAPACK:
         return 'to_stablehlo(..., platforms=("cpu",))'
-    return "another target, e.g. to_saved_model"
+    return other
 
 
 def operations(error: PaxError) -> tuple[Chain, ...]:

@@ -138,11 +138,68 @@ def test_where_a_rule_is_wrong_xla_compiles_all(wrong, tmp_path, monkeypatch):
 
 
 def test_refusals(tmp_path):
-    with pytest.raises(InvalidArgumentError, match="operations"):
+    with pytest.raises(InvalidArgumentError) as refused:
         to_saved_model(lambda x: x, tmp_path / "m", spec("3"), operations="tensorfow")
-    with pytest.raises(UnsupportedOperationError, match="eig"):
-        _exported(lambda x: jnp.linalg.eig(x)[0], tmp_path / "m", spec("3, 3"))
+    assert refused.value.got == "operations='tensorfow'"
+    small = {"w": jnp.ones(3, jnp.int4)}, lambda params, x: x * params["w"].astype(x.dtype)
+    for model, given, where, write in [
+        (lambda x: jnp.linalg.eig(x)[0], spec("3, 3"), "test_operations.py:", "to_stablehlo"),
+        (lambda x: x.astype("int4"), spec("b, 3"), "test_operations.py:", "or operations='xla'"),
+        (small, spec("b, 3"), "", "or operations='xla'"),
+    ]:
+        with pytest.raises(UnsupportedOperationError, match="TensorFlow cannot express") as error:
+            _exported(model, tmp_path / "m", given)
+        assert where in str(error.value.where)
+        assert write in error.value.write and "e.g. to_saved_model" not in error.value.write
     assert not (tmp_path / "m").exists()
+
+
+def test_small_floats_are_computed_by_the_kernels_that_there_are(tmp_path):
+    kernel = jnp.ones((3, 3, 3, 4), jnp.bfloat16)
+    order = ("NHWC", "HWIO", "NHWC")
+
+    def convolved(x):
+        return jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=order)
+
+    def rounded(params, x):
+        return x.astype(jnp.float8_e4m3fn).astype(x.dtype) * params["w"].astype(x.dtype)
+
+    rounding = {"w": jnp.ones(3, jnp.float8_e4m3fn)}, rounded
+    for number, (model, given) in enumerate(
+        [(convolved, spec("b, 8, 8, 3", "bfloat16")), (rounding, spec("b, 3"))]
+    ):
+        assert not _exported(model, tmp_path / f"{number}", given).differs
+        assert "XlaCallModule" not in _operators(tmp_path / f"{number}")
+
+
+def test_a_layer_of_keras_is_trained_there(tmp_path):
+    net = pax.Sequential(pax.Linear(4, 8), jax.nn.relu, pax.Linear(8, 2))
+    _exported(net, tmp_path / "m", spec("b, 4"), trainable=True)
+    loaded = tf.saved_model.load(str(tmp_path / "m"))
+    x = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            (y,) = loaded.signatures["serving_default"](x=x).values()
+            loss = tf.reduce_mean(y**2)
+        slopes = tape.gradient(loss, loaded.trainable_variables)
+        for variable, slope in zip(loaded.trainable_variables, slopes):
+            variable.assign_sub(0.1 * slope)
+        return loss
+
+    losses = [float(step()) for _ in range(3)]
+
+    def value(net):
+        return jnp.mean(net(x) ** 2)
+
+    for found in losses:
+        assert_close(found, value(net), rtol=1e-5)
+        slopes = jax.grad(value)(net)
+        net = jax.tree.map(
+            lambda w, slope: w - 0.1 * slope if jnp.issubdtype(w.dtype, jnp.floating) else w,
+            net, slopes,
+        )  # fmt: skip
 
 
 def _functions(path):

@@ -40,7 +40,8 @@ from pax_export.export.validation.cases import constraints
 
 RULES.load(rules)
 _RELATIONS = {"==": "Equal", ">=": "GreaterEqual", "<=": "LessEqual"}
-_WRITE = "the same in other operations of jax.numpy and jax.lax, or operations='xla'"
+_WRITE = "the same in other operations of jax.numpy and jax.lax"
+_OTHER = "operations='xla'"
 #: Models are convolved with features last, as TensorFlow does. Variables stay those of the model.
 _PASSES = PassOptions(fold=False, compute=False, keep=True, features_first=False)
 
@@ -112,7 +113,7 @@ class OperationsGraph:
                 f"TensorFlow cannot express {error}.", write=_WRITE
             ) from error
         except NotWrittenError as error:
-            raise refuse_operation("TensorFlow", error, "", _WRITE) from error
+            raise refuse_operation("TensorFlow", error, "", _WRITE, _OTHER) from error
 
 
 class _GraphWriter:

@@ -221,11 +221,8 @@ def _shift(operator: str, signed: bool | None = None) -> Callable:
                 least = builder("GreaterEqual", right, builder.like(0, y))
                 inside = builder("LogicalAnd", inside, least)
             right = builder("SelectV2", inside, right, last)
-        moved = [
-            each if kind == own else builder("Bitcast", each, type=kind) for each in (left, right)
-        ]
-        made = builder(operator, *moved)
-        made = made if kind == own else builder("Bitcast", made, type=own)
+        made = builder(operator, builder.cast(left, kind), builder.cast(right, kind))
+        made = builder.cast(made, own)
         if inside is None or signed:
             return made
         return builder("SelectV2", inside, made, builder.like(0, x))

@@ -58,7 +58,11 @@ def bitcast_convert_type(builder: NodeBuilder, x: Output, *, new_dtype: Any) -> 
     dtype = np.dtype(new_dtype)
     if np.bool_ in (x.dtype, dtype):
         raise NotInTargetError(f"from {x.dtype.name} to {dtype.name}")
-    return x if dtype == x.dtype else builder("Bitcast", x, type=dtype)
+    if dtype == x.dtype:
+        return x
+    if dtype.itemsize == x.dtype.itemsize and {dtype.kind, x.dtype.kind} == {"i", "u"}:
+        return builder.cast(x, dtype)  # the same bits, which more readers know
+    return builder("Bitcast", x, type=dtype)
 
 
 @rule("reduce_precision")
