@@ -7,7 +7,7 @@ decide, by three rules:
   Numbers of several levels must branch alike.
 - Words: a layer takes groups that share every word with it that any other group shares. If that
   leaves one assignment, and the groups would not choose another, it is taken.
-- Order: words of norms tell their order in a block, see `NormPlace`.
+- Order: words of norms tell their order in a block, see `NormPosition`.
 
 The modules around a layer, and where their other layers went, count as words.
 """

@@ -261,9 +261,9 @@ def norm_position(words: tuple[str, ...]) -> NormPosition:
     """Parses the name of a norm.
 
     Example:
-        >>> norm_place(("layer", "#", "post", "attention", "norm")).at
+        >>> norm_position(("layer", "#", "post", "attention", "norm")).at
         0.75
-        >>> norm_place(("layer", "#", "final", "norm")).said == {"layer", "norm"}
+        >>> norm_position(("layer", "#", "final", "norm")).meaning == {"layer", "norm"}
         True
     """
     own = list(words[:-1] if words[-1:] == ("#",) else words)

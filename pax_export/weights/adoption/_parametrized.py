@@ -228,7 +228,7 @@ _REMOVED = (
 
 
 class Resolved(Source):
-    """A source with the weights that torch computes; `made_of` has the arrays it computes from."""
+    """A source with the weights that torch computes; `computed` has the arrays it computes from."""
 
     def __init__(self, source: Source, computed: Mapping[str, Parametrized]):
         self.computed = dict(computed)
