@@ -13,7 +13,6 @@ from typing import Any
 
 from pax_export._foundations.errors import MissingPackageError, NameTakenError, NotInPaxError
 from pax_export._foundations.optional import install
-from pax_export._foundations.types import PyTree
 
 # The modules that PAX offers.  Where they are here is found when they are asked for.
 _OFFERED = ("pax", "pax.experimental", "pax.experimental.graph", "pax.nets", "pax.utils")
@@ -75,7 +74,7 @@ class _PaxFinder(MetaPathFinder, Loader):
     """Import hook for ``pax``, ``opax`` and their submodules."""
 
     def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: PyTree = None
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         top, dot, _ = fullname.partition(".")
         if top == "opax":

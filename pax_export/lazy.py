@@ -107,7 +107,7 @@ class LazyModule(Module):
         open_children(self, modules_and_leaves(value)[0])
         return value
 
-    def _check_can_create(self, name: str, create_fn: object) -> None:
+    def _check_can_create(self, name: str, create_fn: Callable[[], Any]) -> None:
         if not callable(create_fn) or isinstance(create_fn, Module):
             raise InvalidArgumentTypeError(
                 "get_or_create needs a function that creates the value.",
@@ -175,14 +175,14 @@ class _CreationRecorder:
         # and modules that were exchanged for updated copies later in the call.
         self.values: dict[tuple[int, str], tuple[Any, Any]] = {}
 
-    def record_creation(self, parent: object, name: str, value: object) -> None:
+    def record_creation(self, parent: Module, name: str, value: object) -> None:
         first = rebuild_tree(value)
         # The object is kept with its id, because a freed id could be reused.
         self.values[id(parent), name] = (parent, first)
         pairs = zip(modules_and_leaves(value)[0], modules_and_leaves(first)[0])
         self.modules |= {id(now): (now, then) for now, then in pairs}
 
-    def with_first_arrays(self, before: PyTree, after: PyTree) -> Any:
+    def with_first_arrays(self, before: PyTree, after: Module) -> Any:
         """The structure of a module after a call, with the arrays from before."""
         arrays = dict(tree_leaves_with_path(before))
         for path, module in modules_with_paths(after):

@@ -211,7 +211,7 @@ def interpret(
     """
     stack = [] if callers is None else callers
 
-    def run(program: Any, arguments: Iterable[Any]) -> list[Any]:
+    def run(program: TracedProgram, arguments: Iterable[Any]) -> list[Any]:
         jaxpr = getattr(program, "jaxpr", program)
         inner = map(constant, getattr(program, "consts", ()))
         values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*inner, *arguments)))

@@ -160,7 +160,7 @@ def noting_path(call: Callable[..., Any]) -> Callable[..., Any]:
     return __call__
 
 
-def _is_asked_for_labels(self: PyTree, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _is_asked_for_labels(self: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """True if a tree of labels, which has the class of a layer, is called with parameters.
 
     `optax.multi_transform` and others take a function for label trees, and call what is callable.

@@ -46,7 +46,7 @@ def is_record(value: object) -> bool:
     return not hasattr(kind, "_pax_flat")  # modules are compared as modules
 
 
-def _can_change(record: PyTree) -> bool:
+def _can_change(record: Any) -> bool:
     """Returns whether a record is a mutable dataclass or contains a mutable container."""
     if not type(record).__dataclass_params__.frozen:
         return True
@@ -158,7 +158,9 @@ def _with_attributes_of(value: object, new: object) -> Any:
 # --- read-only containers --------------------------------------------------------------
 
 
-def _refuse(container: Any, *args: object, **kwargs: object) -> Any:
+def _refuse(
+    container: list[Any] | dict[Any, Any] | set[Any] | deque[Any], *args: object, **kwargs: object
+) -> Any:
     kind = READ_ONLY[type(container)].__name__
     raise ImmutableModuleError(
         f"A {kind} of an immutable module cannot be changed in place.",

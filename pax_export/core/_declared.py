@@ -115,7 +115,7 @@ class DeclaredArray:
         return tuple([self.axis(n) for n in self.axes if n not in self.declared.outputs])
 
 
-def declared_at(layer: object) -> dict[str, DeclaredArray]:
+def declared_at(layer: Node) -> dict[str, DeclaredArray]:
     """All that the class of a module declares, by name, also of inner modules."""
     declared = getattr(type(layer), "arrays", None)
     if not isinstance(layer, Node) or not isinstance(declared, Mapping):
@@ -123,7 +123,7 @@ def declared_at(layer: object) -> dict[str, DeclaredArray]:
     return {name: DeclaredArray(name, layer, each) for name, each in declared.items()}
 
 
-def declared_in(layer: object) -> dict[str, DeclaredArray]:
+def declared_in(layer: Node) -> dict[str, DeclaredArray]:
     """The declared arrays that a module itself has, by attribute."""
     has = vars(layer) if isinstance(layer, Node) else {}
     return {name: x for name, x in declared_at(layer).items() if has.get(name) is not None}

@@ -178,7 +178,7 @@ def require_open(node: Node, action: str, name: str) -> None:
     )
 
 
-def owner_of(node: PyTree) -> MutationScope | None:
+def owner_of(node: Node) -> MutationScope | None:
     """The scope that has this module open, if any has."""
     owner = node._pax_owner
     return None if owner is None or owner.closed else owner

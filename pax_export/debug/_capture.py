@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,6 @@ from jax.ad_checkpoint import checkpoint_name
 
 from pax_export._foundations.errors import (
     InvalidArgumentError,
-    InvalidArgumentTypeError,
     UnsupportedOperationError,
 )
 from pax_export._foundations.files import html_text
@@ -25,13 +24,13 @@ from pax_export._foundations.jaxpr import (
     interpret,
     walk_equations,
 )
-from pax_export._foundations.types import Equation, PyTree
+from pax_export._foundations.types import Equation, PyTree, TracedProgram, TreeDef
 from pax_export.core import (
-    Chosen,
     Labeling,
-    better_path,
+    Module,
+    Node,
+    Selector,
     is_array,
-    matcher,
     named_modules,
     path_name,
     purecall,
@@ -48,7 +47,7 @@ class _Marks:
     paths: frozenset[str]
     trees: dict[str, Any] = field(default_factory=dict)
 
-    def called(self, path: str, module: PyTree, arguments: Sequence[Any], output: PyTree) -> Any:
+    def called(self, path: str, module: Node, arguments: Sequence[Any], output: PyTree) -> Any:
         if path not in self.paths:
             return output
         leaves, tree = jax.tree_util.tree_flatten(output)
@@ -75,7 +74,7 @@ class Capture:
         ('modules.0',)
     """
 
-    def __init__(self, net: PyTree, paths: tuple[str, ...]):
+    def __init__(self, net: Module, paths: tuple[str, ...]):
         self.net, self.paths = net, paths
 
     def __call__(self, *args: PyTree, **kwargs: PyTree) -> tuple[Any, dict[str, Any]]:
@@ -126,13 +125,13 @@ class Capture:
         return {path: _value(path, trees[path], found) for path in trees if _has_value(path, found)}
 
     def _run_captured(
-        self, net: PyTree, args: tuple, kwargs: dict[str, Any], added: Mapping[str, Any]
+        self, net: Module, args: tuple, kwargs: dict[str, Any], added: Mapping[str, Any]
     ) -> tuple[Any, dict[str, list[Any]], dict[str, Any]]:
         leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
         places = [number for number, leaf in enumerate(leaves) if _is_data(leaf)]
         seen: list[Any] = []
 
-        def call(net: PyTree, data: list[Any]) -> list[Any]:
+        def call(net: Module, data: list[Any]) -> list[Any]:
             given = list(leaves)
             for place, value in zip(places, data):
                 given[place] = value
@@ -158,7 +157,7 @@ def _is_data(leaf: object) -> bool:
     return is_array(leaf) or isinstance(leaf, (bool, int, float, complex))
 
 
-def _value(path: str, tree: PyTree, taken: Mapping[str, Any]) -> Any:
+def _value(path: str, tree: TreeDef, taken: Mapping[str, Any]) -> Any:
     """The output of a module; a tuple for several calls."""
     flat = [taken.get(f"{path} {number}", [None]) for number in range(tree.num_leaves)]
     calls = [jax.tree_util.tree_unflatten(tree, list(each)) for each in zip(*flat)]
@@ -169,7 +168,7 @@ def _has_value(path: str, taken: Mapping[str, Any]) -> bool:
     return any(name.rpartition(" ")[0] == path for name in taken)
 
 
-def capture(net: PyTree, paths: object = ...) -> Capture:
+def capture(net: Module, paths: Selector = ...) -> Capture:
     """Makes a net that also returns the outputs of chosen modules.
 
     Args:
@@ -194,7 +193,7 @@ def capture(net: PyTree, paths: object = ...) -> Capture:
     return Capture(net, selected_paths(net, paths))
 
 
-def selected_paths(net: PyTree, selection: PyTree) -> tuple[str, ...]:
+def selected_paths(net: Module, selection: Selector) -> tuple[str, ...]:
     """Returns the paths of the selected modules, in tree order.
 
     ``selection`` is a path as for `Module.at`, a class, a function of a module or of path and
@@ -206,37 +205,16 @@ def selected_paths(net: PyTree, selection: PyTree) -> tuple[str, ...]:
     modules = named_modules(net)
     if selection is ...:
         return tuple(path for path, _ in modules)
-    several = isinstance(selection, Iterable) and not isinstance(selection, (str, type, Chosen))
-    meant = list(selection) if several else [selection]
-    found: set[str] = set()
-    for each in meant:
-        matches = _path_matcher(each)
-        paths = {path for path, module in modules if matches(path, module)}
-        if not paths:
-            raise _no_module_error(each, [path for path, _ in modules])
-        found |= paths
-    return tuple(path for path, _ in modules if path in found)
-
-
-def _path_matcher(each: object) -> Callable[[str, Any], Any]:
-    found = matcher(each, anywhere=False, with_path=True)
-    if found is not None:
-        return found
-    raise InvalidArgumentTypeError(
-        "Modules are chosen by a path, a class, or a function of path and module.",
-        got=repr(each),
-        write='"encoder.layers.*", pax.Linear, or lambda path, module: ...',
-    )
-
-
-def _no_module_error(each: object, paths: list[str]) -> InvalidArgumentError:
-    near = better_path(each, paths) if isinstance(each, str) else ""
-    shown = near or ", ".join(paths[1:6])
-    return InvalidArgumentError(
-        "The net does not have this module.",
-        got=repr(each),
-        write=f"a path of the net, e.g. {shown}" if shown else "the empty path, of the net itself",
-    )
+    chosen = frozenset(net.at(selection).names())
+    found = tuple(path for path, _ in modules if path in chosen)
+    if not found:
+        raise InvalidArgumentError(
+            "The selection has no modules.",
+            where=type(net).__qualname__,
+            got=repr(selection)[:120],
+            write="the paths of modules, such as pax.Linear or 'blocks.*'",
+        )
+    return found
 
 
 # --- values marked by `jax.ad_checkpoint.checkpoint_name`, also in loops ------------------------
@@ -253,7 +231,7 @@ class Harvest:
     added: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # by name, in the same order
     taken: Values = field(default_factory=dict)  # by name, in the order of the program
 
-    def run(self, program: Any, arguments: Sequence[Any]) -> list[Any]:
+    def run(self, program: TracedProgram, arguments: Sequence[Any]) -> list[Any]:
         """Evaluates a program; its results."""
         return interpret(program, arguments, self._operate_equation)
 
@@ -275,7 +253,7 @@ class Harvest:
             write="a function without a derivative of its own around the call",
         )
 
-    def _take_value(self, name: str, value: object) -> Any:
+    def _take_value(self, name: str, value: jax.Array) -> Any:
         place = len(self.taken.setdefault(name, []))
         if name in self.added:
             value = value + self.added[name][place]
@@ -351,7 +329,7 @@ class Harvest:
         index, *operands = given
         branches = equation.params["branches"]
 
-        def harvested(branch: object) -> tuple[list[Any], Values]:
+        def harvested(branch: TracedProgram) -> tuple[list[Any], Values]:
             inner = Harvest()
             return inner.run(branch, operands), inner.taken
 
@@ -361,7 +339,7 @@ class Harvest:
                 known = shapes.setdefault(name, [])
                 known += values[len(known) :]
 
-        def run(branch: object) -> Any:
+        def run(branch: TracedProgram) -> Any:
             def call(_: object) -> Any:
                 outputs, taken = harvested(branch)
                 filled = {
@@ -394,7 +372,7 @@ _LOOPS = {
 }
 
 
-def _zeros(shape: PyTree) -> Any:
+def _zeros(shape: jax.ShapeDtypeStruct) -> Any:
     return jnp.zeros(shape.shape, shape.dtype)
 
 
@@ -465,7 +443,7 @@ class Table(dict):
         )
 
 
-def statistics(net: PyTree, *inputs: PyTree, paths: object = ..., **kwargs: object) -> Table:
+def statistics(net: Module, *inputs: PyTree, paths: Selector = ..., **kwargs: object) -> Table:
     """Calls a net, and returns statistics of the outputs of its modules.
 
     Args:
@@ -503,7 +481,7 @@ def statistics(net: PyTree, *inputs: PyTree, paths: object = ..., **kwargs: obje
     return Table((name, Statistics(*map(float, row))) for (name, _), row in zip(named, rows))
 
 
-def _statistics_of(array: PyTree) -> list[Any]:
+def _statistics_of(array: jax.Array) -> list[Any]:
     values = jnp.abs(array) if jnp.iscomplexobj(array) else array
     values = values.astype(jnp.float32)
     nan = jnp.isnan(values)

@@ -31,7 +31,7 @@ from pax_export._foundations.jaxpr import (
     line_now,
     line_of,
 )
-from pax_export._foundations.types import Equation, PyTree, TracedProgram
+from pax_export._foundations.types import Array, ArrayLike, Equation, PyTree, TracedProgram
 from pax_export.core import (
     Labeling,
     is_array,
@@ -201,7 +201,10 @@ def watch_results(explain: Explain) -> Iterator[None]:
     finite = jax.jit(all_finite)
 
     def heard(
-        operation: object, params: PyTree, operands: Sequence[Any], results: Sequence[Any]
+        operation: Any,
+        params: Mapping[str, Any],
+        operands: Sequence[Any],
+        results: Sequence[Any],
     ) -> None:
         looked_at = [value for value in results if is_inexact(value)]
         if looked_at and not finite(looked_at):
@@ -212,8 +215,8 @@ def watch_results(explain: Explain) -> Iterator[None]:
 
 
 def _judge_operation(
-    operation: PyTree,
-    params: Any,
+    operation: Any,
+    params: Mapping[str, Any],
     operands: Sequence[Any],
     results: Sequence[Any],
     explain: Explain,
@@ -241,7 +244,7 @@ def _of_the_function(explain: Explain) -> Exception | None:
         return None
 
 
-def _has_nan(value: PyTree) -> bool:
+def _has_nan(value: Array) -> bool:
     return bool(jnp.isnan(value).any())
 
 
@@ -295,7 +298,7 @@ def operation_error(
     )
 
 
-def argument_error(value: object, where: str) -> NonFiniteError:
+def argument_error(value: ArrayLike, where: str) -> NonFiniteError:
     """The message for inputs that are not finite."""
     return NonFiniteError(
         "An argument is not finite already.", where=where, got=_text(value), write="finite numbers"
@@ -320,13 +323,13 @@ def is_bad(value: PyTree) -> bool:
     return is_inexact(value) and not bool(jnp.isfinite(value).all())
 
 
-def _kind_of(value: PyTree) -> str:
+def _kind_of(value: Array) -> str:
     if bool(jnp.isnan(value).any()):
         return "NaN"
     return "inf" if bool((value == jnp.inf).any()) else "-inf"
 
 
-def _text(value: object) -> str:
+def _text(value: ArrayLike) -> str:
     value = jnp.asarray(value)
     text = f"{value.dtype}[{','.join(map(str, value.shape))}]"
     if not value.size or not jnp.issubdtype(value.dtype, jnp.number) or jnp.iscomplexobj(value):
@@ -384,7 +387,7 @@ def _find_inside(found: _Producer) -> _Producer | None:
     return None if inner is None else _first_producer(inner, operands, path)
 
 
-def _in_scan(params: PyTree, operands: list[Any], path: str) -> _Producer | None:
+def _in_scan(params: Mapping[str, Any], operands: list[Any], path: str) -> _Producer | None:
     fixed, carry, inputs = scan_operands(params, operands)
     body = params["jaxpr"]
     run = jax.jit(lambda *values: call_with_constants(body, {}, values))
@@ -399,7 +402,7 @@ def _in_scan(params: PyTree, operands: list[Any], path: str) -> _Producer | None
     return None
 
 
-def _in_while(params: PyTree, operands: list[Any], path: str) -> _Producer | None:
+def _in_while(params: Mapping[str, Any], operands: list[Any], path: str) -> _Producer | None:
     of_test, of_body = params["cond_nconsts"], params["body_nconsts"]
     test, fixed = operands[:of_test], operands[of_test : of_test + of_body]
     state, number = operands[of_test + of_body :], 0

@@ -87,7 +87,7 @@ _called: weakref.WeakKeyDictionary[Any, set[Any]] = weakref.WeakKeyDictionary()
 _traces: ContextVar[list[str] | None] = ContextVar("pax_export_traces", default=None)
 
 
-def _code_of(function: Any) -> Any:
+def _code_of(function: Callable[..., Any]) -> Any:
     """Returns the code of a function, also behind `jax.jit` and partials, or None."""
     function = inspect.unwrap(function)
     while isinstance(function, functools.partial):

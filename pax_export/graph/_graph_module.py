@@ -136,6 +136,7 @@ def build_graph_module(func: Callable[..., Node]) -> Callable[..., GraphModule]:
         >>> net(jnp.ones((5, 8))).shape
         (5, 8)
     """
+
     if not callable(func):
         raise InvalidArgumentTypeError(
             "build_graph_module needs a function of nodes.",
@@ -324,18 +325,6 @@ def compile_graph(inputs: Sequence[Node], output: Node) -> tuple[list[Module], P
 
 
 def _check_nodes(inputs: Sequence[Node], output: Node) -> None:
-    if not isinstance(inputs, (tuple, list)) or not all(isinstance(x, Node) for x in inputs):
-        raise InvalidArgumentTypeError(
-            "The inputs of a graph module are a tuple or a list of nodes.",
-            got=repr(inputs)[:120],
-            write="GraphModule(inputs=(x, y), output=z)",
-        )
-    if not isinstance(output, Node):
-        raise InvalidArgumentTypeError(
-            "The output of a graph module is a node.",
-            got=repr(output)[:120],
-            write="GraphModule(inputs=(x, y), output=z); for several outputs, output=z & w",
-        )
     if len(set(inputs)) != len(inputs):
         raise InvalidArgumentError(
             "A node occurs twice among the inputs of a graph module.",

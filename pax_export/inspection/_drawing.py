@@ -81,7 +81,7 @@ class Drawing:
 
 
 def draw(
-    net: PyTree, *inputs: PyTree, kwargs: Mapping[str, Any] | None = None, depth: int = 1
+    net: Module, *inputs: PyTree, kwargs: Mapping[str, Any] | None = None, depth: int = 1
 ) -> Drawing:
     """Draws any module from a traced call of it.
 

@@ -48,7 +48,7 @@ class Trace:
     inputs: tuple[str, ...] = ()  # names of the inputs
     output_count: int = 0  # the last results are outputs
 
-    def called(self, path: str, module: PyTree, arguments: Sequence[Any], output: PyTree) -> Any:
+    def called(self, path: str, module: Any, arguments: Sequence[Any], output: PyTree) -> Any:
         """Notes a call, as a recorder of labeled modules."""
         if path in self.calls:
             self.calls[path].count += 1
@@ -79,7 +79,7 @@ def trace_call(
     def labeled(label: Labeling) -> Trace:
         trace = Trace(inputs=tuple(entry.name for entry in resolved.flat))
 
-        def call(module: PyTree, args: tuple, named: dict) -> Any:
+        def call(module: Module, args: tuple, named: dict) -> Any:
             updated, output = module_and_value(function)(module, *args, **named)
             trace.output_count = len(jax.tree_util.tree_leaves(output))
             return updated, output  # a call in train mode changes state, too

@@ -42,7 +42,7 @@ class CausalSelfAttention(MultiHeadAttention):
         return super().__call__(query, key, value, visible)
 
 
-def _not_after(length: object) -> jax.Array:
+def _not_after(length: int) -> jax.Array:
     """``[length, length]``: whether the column is not after the row."""
     # Compared indices, not a constant: an export may leave the length open.
     row = jax.lax.broadcasted_iota(jnp.int32, (length, length), 0)

@@ -137,7 +137,9 @@ class Convolution(ParameterModule):
 
     # Static because adapters call it from outside, where a mixed-precision policy casts methods.
     @staticmethod
-    def _convolved(layer: Module, x: jax.Array, weight: jax.Array, numbers: Any) -> jax.Array:
+    def _convolved(
+        layer: Module, x: jax.Array, weight: jax.Array, numbers: tuple[str, str, str]
+    ) -> jax.Array:
         raise NotImplementedError
 
     def _is_pointwise(self) -> bool:
@@ -251,7 +253,12 @@ class _Conv(Convolution):
         return set(sizes) == {1} and not padded
 
     @staticmethod
-    def _convolved(layer: Module, x: jax.Array, weight: Any, numbers: Any) -> jax.Array:
+    def _convolved(
+        layer: Module,
+        x: jax.Array,
+        weight: jax.Array | QuantizedArray,
+        numbers: tuple[str, str, str],
+    ) -> jax.Array:
         if isinstance(weight, QuantizedArray):
             channels = layer.data_format.index("C") - x.ndim
             return pointwise_convolution(x, *weight.stored, form=weight.form, channels=channels)
@@ -293,7 +300,9 @@ class _ConvTranspose(Convolution):
         self._set_arrays(features, w_init, b_init, rng_key)
 
     @staticmethod
-    def _convolved(layer: Module, x: jax.Array, weight: jax.Array, numbers: Any) -> jax.Array:
+    def _convolved(
+        layer: Module, x: jax.Array, weight: jax.Array, numbers: tuple[str, str, str]
+    ) -> jax.Array:
         """Spreads each input element over a window of the output."""
         return jax.lax.conv_transpose(
             x, weight, layer.stride, layer.padding, dimension_numbers=numbers

@@ -113,7 +113,7 @@ def _suits_one_product(query: Array, key: Array) -> bool:
     return query.shape[1] == 1 and on_one_cpu
 
 
-def causal_mask(length: object, window: int | None = None, keys: object = None) -> jax.Array:
+def causal_mask(length: int, window: int | None = None, keys: int | None = None) -> jax.Array:
     """``[1, 1, length, keys or length]``: whether a query sees a key, which is not after it."""
     # Compared indices, not a constant: an export may leave the length open.
     shape = (1, 1, length, length if keys is None else keys)

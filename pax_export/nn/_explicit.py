@@ -118,7 +118,7 @@ def of_a_function(function: Callable[..., Any], args: tuple, kwargs: dict, error
         ) from error
 
 
-def _without_sharding(leaf: PyTree) -> Any:
+def _without_sharding(leaf: Array) -> Any:
     """The shape and dtype of an array, without its sharding."""
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if hasattr(leaf, "shape") else leaf
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from pax_export._foundations.check import checked_integer
 from pax_export._foundations.errors import InvalidArgumentTypeError
-from pax_export._foundations.types import Array, PRNGKey, PyTree
+from pax_export._foundations.types import Array, PRNGKey
 from pax_export.core import Declared, Module, ParameterModule
 from pax_export.nn import _arguments as arg
 from pax_export.nn._arguments import Initializer, normal
@@ -114,7 +114,7 @@ class Linear(ParameterModule):
     _repr = arg.repr_method("in_dim", "out_dim", "with_bias")
 
 
-def _apply_affine(x: Array, weight: PyTree, bias: Array | None) -> jax.Array:
+def _apply_affine(x: Array, weight: Array, bias: Array | None) -> jax.Array:
     y = times(x, weight)
     return y if bias is None else y + bias
 

@@ -167,7 +167,9 @@ class LayerNorm(_Norm):
         self._set_sizes(num_channels, axis, create_scale, create_offset, eps)
         self.scale, self.offset = self._initial_arrays(scale_init, offset_init, rng_key)
 
-    def __call__(self, inputs: Any, scale: Any = None, offset: Any = None) -> jax.Array:
+    def __call__(
+        self, inputs: Array, scale: Array | None = None, offset: Array | None = None
+    ) -> jax.Array:
         """Normalizes the input, in float32 at least.
 
         Args:
@@ -189,7 +191,9 @@ class LayerNorm(_Norm):
         axes, eps = _axes_of(self, x.ndim), self.eps
         dtype = _dtype_of_result(x, scale, offset)
 
-        def normalised(x: jax.Array, scale: Any, offset: Any) -> jax.Array:
+        def normalised(
+            x: jax.Array, scale: jax.Array | None, offset: jax.Array | None
+        ) -> jax.Array:
             x = arg.cast(x, arg.at_least_float32(x.dtype))
             mean = jnp.mean(x, axes, keepdims=True)
             variance = jnp.var(x, axes, keepdims=True)
@@ -322,7 +326,9 @@ class GroupNorm(_Norm):
         axes = tuple([axis if axis < channels else axis + 1 for axis in axes])
         eps = self.eps
 
-        def normalised(x: jax.Array, scale: Any, offset: Any) -> jax.Array:
+        def normalised(
+            x: jax.Array, scale: jax.Array | None, offset: jax.Array | None
+        ) -> jax.Array:
             shape = (*x.shape[:channels], *grouped_channels, *x.shape[channels + 1 :])
             grouped = arg.cast(x, arg.at_least_float32(x.dtype)).reshape(shape)
             mean = jnp.mean(grouped, axes, keepdims=True)

@@ -6,6 +6,7 @@ import math
 import operator
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ import numpy as np
 
 from pax_export._foundations.check import checked_choice, checked_integer
 from pax_export._foundations.errors import InvalidArgumentError
-from pax_export._foundations.types import Array, DTypeLike, PyTree
+from pax_export._foundations.types import Array, DTypeLike
 
 Window = int | Sequence[int]
 Padding = str | Sequence[Sequence[int]]
@@ -119,7 +120,7 @@ def _window_geometry(
     window_shape: Window,
     strides: Window,
     padding: Padding,
-    channel_axis: PyTree,
+    channel_axis: int | None,
 ) -> tuple[tuple[int, ...], tuple[int, ...], list[tuple[int, int]]]:
     """Window, strides and padding of each axis; axes that are not pooled may be symbolic."""
     if channel_axis is not None and not -x.ndim <= operator.index(channel_axis) < x.ndim:
@@ -145,7 +146,7 @@ def _window_geometry(
 
 
 def _padding_pairs(
-    padding: PyTree, x: jax.Array, window: tuple[int, ...], where: str
+    padding: Any, x: jax.Array, window: tuple[int, ...], where: str
 ) -> list[tuple[int, int]]:
     """A pair for each axis; less than a window each, so that every window has a real element."""
     try:

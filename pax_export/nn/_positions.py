@@ -121,13 +121,13 @@ _FULL = ("factor", "original_length", "low", "high")
 _NUMBERS = {"llama3": _FULL, "yarn": _FULL, "longrope": _FULL[:2]}
 
 
-def _is_positive(value: object) -> bool:
+def _is_positive(value: float) -> bool:
     """Returns whether a number is positive and its products stay finite and normal."""
     is_real = isinstance(value, (int, float, np.integer, np.floating))
     return is_real and bool(1e-30 <= value <= 1e30)
 
 
-def _not_positive(where: str, value: object) -> InvalidArgumentError:
+def _not_positive(where: str, value: float) -> InvalidArgumentError:
     return InvalidArgumentError(
         "This number must be positive and finite.",
         where=where,

@@ -192,7 +192,7 @@ class RngSeq(StateModule):
         return keys[0] if count == 1 else keys
 
 
-def _key_of_seed(seed: Any) -> jax.Array:
+def _key_of_seed(seed: int) -> jax.Array:
     # An array is allowed, so that a seed may be an argument of a jitted function.
     if not is_array(seed):
         seed = checked_integer(seed, "RngSeq.seed", what="A seed", write="RngSeq(seed=42)")

@@ -208,14 +208,14 @@ def _choose_tree(condition: Array, new: object, old: object) -> Any:
     """Selects the new tree if the condition holds, else the old one."""
     assert_structure_equal(new, old)
 
-    def choose(path: tuple, a: object, b: object) -> Any:
+    def choose(path: tuple, a: Array, b: Array) -> Any:
         a = _check_replacement(path, b, a)
         return jax.lax.select(jnp.asarray(condition), jnp.asarray(a), jnp.asarray(b))
 
     return tree_map_with_path(choose, new, old)
 
 
-def _check_replacement(path: tuple, before: PyTree, after: PyTree) -> Any:
+def _check_replacement(path: tuple, before: Array, after: Array) -> Any:
     """Checks the replacement of an array."""
     same_shape = jnp.shape(before) == jnp.shape(after)
     if not same_shape or jnp.result_type(before) != jnp.result_type(after):

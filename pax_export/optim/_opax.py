@@ -15,6 +15,7 @@ import types
 from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import SOURCE_SUFFIXES, FileFinder, ModuleSpec, SourceFileLoader
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -49,7 +50,7 @@ class _SubmoduleFinder(MetaPathFinder):
         self.prefix = package + "."
 
     def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: object = None
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if not fullname.startswith(self.prefix):
             return None

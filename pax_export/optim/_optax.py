@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import pickle
-import re
 import sys
 import types
 from collections.abc import Callable
@@ -99,19 +98,10 @@ class OptaxOptimizer(StateModule):
                 ignored, as in optax.
 
         Raises:
-            InvalidArgumentTypeError: (a TypeError) an argument that the
-                transformation needs is missing.
+            TypeError: an argument that the transformation needs is missing.
         """
         update = functools.partial(self.recipe.update, **self.recipe.accepted(extra))
-        try:
-            updates, state = update(grads, self.state, self._given(params))
-        except TypeError as error:
-            _teach_missing_argument(error)
-            raise
-        except ValueError as error:
-            if params is None and "params" in str(error):  # as optax writes it
-                raise _missing_argument("params") from error
-            raise
+        updates, state = update(grads, self.state, self._given(params))
         self.state = _as_state(state, params)
         return tree_map(jnp.negative, self._taken(updates))
 
@@ -168,24 +158,8 @@ class OptaxOptimizer(StateModule):
         return updates.fast
 
 
-def _add_update(slow: PyTree, update: PyTree) -> Any:
+def _add_update(slow: jax.Array, update: jax.Array) -> Any:
     return (slow + update).astype(slow.dtype)
-
-
-def _teach_missing_argument(error: TypeError) -> None:
-    """Raises a better error if optax lacked an argument such as ``value``."""
-    found = re.search(r"missing \d+ required keyword-only arguments?: (.*)", str(error))
-    if found is not None:
-        raise _missing_argument(found[1]) from error
-
-
-def _missing_argument(name: str) -> InvalidArgumentTypeError:
-    return InvalidArgumentTypeError(
-        "This optimizer of optax requires another argument.",
-        got=f"no {name}",
-        write="build_update_fn, which passes value, grad and value_fn; or "
-        "apply_gradients(model, optimizer, grads, value=loss)",
-    )
 
 
 def from_optax(transformation: Any) -> Callable[[Any], OptaxOptimizer]:

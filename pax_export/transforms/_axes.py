@@ -331,7 +331,7 @@ def _map_modules(change: Callable, tree: PyTree, axes: Sequence[int | None]) -> 
 
 
 def mapped_size(
-    inputs: MappedArguments, value_of_option: object, option: str, options: MapOptions
+    inputs: MappedArguments, value_of_option: int | None, option: str, options: MapOptions
 ) -> Any:
     """The number of calls: the common length of the mapped axes, or the user's ``given``."""
     transform = options.transform

@@ -9,8 +9,8 @@ import jax
 from jax.tree_util import tree_flatten, tree_leaves, tree_structure
 
 from pax_export._foundations.errors import StructureMismatchError
-from pax_export._foundations.types import PyTree
-from pax_export.core import is_node, modules_and_leaves
+from pax_export._foundations.types import ArrayLike, PyTree
+from pax_export.core import Module, is_node, modules_and_leaves
 from pax_export.transforms._checks import tree_differences
 from pax_export.transforms._lift import (
     LiftedCall,
@@ -26,7 +26,7 @@ from pax_export.transforms._lift import (
 
 
 def cond(
-    pred: PyTree,
+    pred: ArrayLike,
     true_fun: Callable[..., Any],
     false_fun: Callable[..., Any],
     *operands: PyTree,
@@ -68,7 +68,7 @@ def cond(
     return _call_one("cond", named, operands, lambda both, x: jax.lax.cond(pred, *both, x))
 
 
-def switch(index: PyTree, branches: Sequence[Callable[..., Any]], *operands: PyTree) -> Any:
+def switch(index: ArrayLike, branches: Sequence[Callable[..., Any]], *operands: PyTree) -> Any:
     """Calls one of several functions of modules: `jax.lax.switch` with state.
 
     Branches are those of `cond`.
@@ -185,7 +185,7 @@ class _Branches:
         return {n: final for n, final in finals.items() if self.call.is_changed(n, final, before)}
 
 
-def _common_origins(origins: list[tuple], root: PyTree) -> tuple:
+def _common_origins(origins: list[tuple], root: Module) -> tuple:
     """Which modules those of a result are: where branches differ, those at the same places."""
     first = origins[0]
     if all(each == first for each in origins):

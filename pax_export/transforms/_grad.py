@@ -21,7 +21,6 @@ from pax_export._foundations.errors import (
     UnsupportedOperationError,
     a_few,
 )
-from pax_export._foundations.types import PyTree
 from pax_export.core import (
     EmptyNode,
     Node,
@@ -214,7 +213,7 @@ def _loss_and_aux(value: object) -> tuple[Any, Any]:
     return loss, aux
 
 
-def _require_number(loss: PyTree, write: str) -> None:
+def _require_number(loss: Any, write: str) -> None:
     """Raises if the loss is not a scalar, with a message that covers modules and aux."""
     is_array = hasattr(loss, "dtype") and hasattr(loss, "shape")
     if isinstance(loss, (int, float, complex)) or (is_array and loss.shape == ()):

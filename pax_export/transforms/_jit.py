@@ -44,6 +44,9 @@ from pax_export.transforms._sharding import constrain_leaves
 
 _UNSPECIFIED: Any = inspect.signature(jax.jit).parameters["in_shardings"].default
 
+#: Whether arrays of modules are constrained to their specs, or a function of a module that does.
+Constraint = bool | Callable[[Any], Any]
+
 # Keywords of our own: the modules that are donated, and which modules are open.
 STATE, OPEN = "_pax_state", "_pax_open"
 
@@ -63,7 +66,7 @@ def jit(
     inline: bool = False,
     abstracted_axes: object = None,
     donate_state: bool = False,
-    constrain_state: bool | Callable[[Any], Any] = False,
+    constrain_state: Constraint = False,
 ) -> Jitted:
     """Compiles a function that takes and returns modules.
 
@@ -138,7 +141,9 @@ def jit(
 class Jitted:
     """A function that `jit` compiled."""
 
-    def __init__(self, fun: Callable, options: dict[str, Any], donate: bool, constraint: object):
+    def __init__(
+        self, fun: Callable, options: dict[str, Any], donate: bool, constraint: Constraint
+    ):
         self.__wrapped__ = fun
         for name in ("__name__", "__qualname__", "__doc__", "__module__"):
             if hasattr(fun, name) and not is_node(fun):
@@ -304,7 +309,7 @@ def _with_signature(program: Callable, fun: Callable, added: Sequence[str] = ())
 class _Runner:
     """Runs the function under jax's trace, on modules or on folded ones."""
 
-    def __init__(self, fun: Callable, static: StaticArgs, constraint: PyTree):
+    def __init__(self, fun: Callable, static: StaticArgs, constraint: Constraint):
         self.fun, self.static, self.constraint = fun, static, constraint
         self.warn = _warning_once()
 
@@ -360,7 +365,7 @@ jax.tree_util.register_pytree_node(
 )
 
 
-def _constrain_modules(tree: Any, constraint: PyTree) -> Any:
+def _constrain_modules(tree: Any, constraint: Constraint) -> Any:
     if constraint is False:
         return tree
     constrain_one = constrain_leaves if constraint is True else constraint

@@ -237,7 +237,7 @@ class LiftedCall:
             head, copies, leaves, treedef, parts, roots, tuple(origins), untouched, head_places
         )
 
-    def is_changed(self, number: int, copy: PyTree, leaves: list[Any]) -> bool:
+    def is_changed(self, number: int, copy: Node, leaves: list[Any]) -> bool:
         """Whether the function changed its copy of a module."""
         part = [part for part in self.parts if part.is_module][number]
         before = leaves[part.start : part.stop]
@@ -291,7 +291,7 @@ def _require_one_copy(originals: list[Any], origins: Origins) -> None:
             )
 
 
-def _write_back(final: PyTree, places: Iterator[int | None], originals: list[Any]) -> Any:
+def _write_back(final: Node, places: Iterator[int | None], originals: list[Any]) -> Any:
     """Updates the caller's object and returns it; returns a new module unchanged."""
     number = next(places)
     final = map_submodules(final, lambda sub: _write_back(sub, places, originals))
@@ -387,7 +387,9 @@ def unwrap_static(args: Sequence[Any], kwargs: dict) -> tuple[list[Any], dict[st
 class StaticArgs:
     """The static arguments of a function, by number and by name."""
 
-    def __init__(self, fun: Callable, numbers: PyTree, names: PyTree):
+    def __init__(
+        self, fun: Callable, numbers: int | Sequence[int] | None, names: str | Iterable[str] | None
+    ):
         numbers = [numbers] if isinstance(numbers, int) else list(numbers or ())
         names = [names] if isinstance(names, str) else list(names or ())
         signature = signature_of(fun)

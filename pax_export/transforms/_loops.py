@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from pax_export._foundations.errors import ImmutableModuleError
-from pax_export._foundations.types import PyTree
+from pax_export._foundations.types import ArrayLike, PyTree
 from pax_export.transforms._axes import MapOptions, inputs_of
 from pax_export.transforms._lift import LiftedCall, Strict, unbind
 from pax_export.transforms._scan import ScanBody, scan
@@ -77,8 +77,8 @@ def while_loop(
 
 
 def fori_loop(
-    lower: PyTree,
-    upper: PyTree,
+    lower: ArrayLike,
+    upper: ArrayLike,
     body_fun: Callable[[Any, Any], Any],
     init_val: PyTree,
     *,
@@ -113,7 +113,7 @@ def fori_loop(
     (body,), owners = unbind([body_fun])
     loop = _loop_body("fori_loop", body, (lower, init_val, owners))
 
-    def step(number: PyTree, state: tuple) -> tuple:
+    def step(number: jax.Array, state: tuple) -> tuple:
         return loop.step(state, ({0: number}, number))[0]
 
     carry, threaded = jax.lax.fori_loop(lower, upper, step, loop.start(), unroll=unroll)

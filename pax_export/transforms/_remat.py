@@ -89,7 +89,7 @@ def remat(
     return recomputed
 
 
-def _names_in(policy: object) -> set[str]:
+def _names_in(policy: Callable[..., Any] | None) -> set[str]:
     """The names that a policy of jax was made for, also of two policies: its closure has them."""
     found: set[str] = set()
     for cell in getattr(policy, "__closure__", None) or ():

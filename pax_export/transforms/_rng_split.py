@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pax_export._foundations.types import PyTree
 from pax_export.core import (
     FilteredLeaf,
     Selector,
@@ -25,7 +24,7 @@ AMBIENT = "params"
 """The tag by which ``split_rngs`` knows the ambient stream."""
 
 
-def rng_fold(index: int) -> AbstractContextManager[None]:
+def rng_fold(index: int | jax.Array) -> AbstractContextManager[None]:
     """Context manager that folds every ambient key with an index.
 
     `next_rng_key` returns ``fold_in(key, index)``, where ``key`` is its result outside. Layer ``i``
@@ -58,7 +57,7 @@ class SplitRngs:
         self.ambient = self.rule(None, [self._stream])[0]
         self._filters = filters
 
-    def folded(self, index: Any) -> Any:
+    def folded(self, index: int | jax.Array) -> Any:
         """The context in which a function runs at an index."""
         return rng_fold(index) if self.ambient else nullcontext()
 
@@ -81,13 +80,13 @@ class _StreamModule:
     rng_attributes = (AMBIENT,)
 
 
-def is_stacked(key: PyTree) -> bool:
+def is_stacked(key: jax.Array) -> bool:
     """Returns whether a key leaf contains several keys."""
     is_typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     return key.ndim > (0 if is_typed else 1)
 
 
-def split_for(key: PyTree, count: int) -> tuple[Any, Any]:
+def split_for(key: jax.Array, count: int) -> tuple[Any, Any]:
     """The key after a split, and one for each of ``count`` calls, on a new first axis."""
     if is_stacked(key):
         return jax.vmap(lambda k: split_for(k, count), out_axes=(0, 1))(key)

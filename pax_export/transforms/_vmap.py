@@ -142,7 +142,7 @@ class _Run:
         return of_all(self.mapped, self.keys, jnp.arange(self.size))
 
     def one_call(
-        self, mapped: dict[int, Any], keys: dict[int, Any], index: object
+        self, mapped: dict[int, Any], keys: dict[int, Any], index: jax.Array
     ) -> tuple[dict[int, Any], dict[str, Any]]:
         """The function that jax maps: returns stacked results and unmapped ones."""
         with self.options.split.folded(index):
@@ -208,6 +208,6 @@ def _unstacked_target(target: Target) -> Target:
     return replace(target, axis=None) if source is not None and source.split else target
 
 
-def _leaf_key(number: object) -> str:
+def _leaf_key(number: int | str) -> str:
     """A name of a leaf that is found again in jax's messages."""
     return f"pax_leaf_{number}_"

@@ -353,19 +353,6 @@ def test_unused_inputs_are_arguments():
         net(1)
 
 
-@pytest.mark.parametrize(
-    ("inputs", "output", "message"),
-    [
-        (InputNode(1), InputNode(1), "The inputs of a graph module are a tuple or a list"),
-        ((1,), InputNode(1), "The inputs of a graph module are a tuple or a list"),
-        ((), (InputNode(1),), "The output of a graph module is a node"),
-    ],
-)
-def test_inputs_and_output_must_be_nodes(inputs, output, message):
-    with refused(ValueError, message):
-        GraphModule(inputs, output)
-
-
 def test_a_node_is_one_input():
     x = InputNode(1)
     with refused(ValueError, got="(InputNode(int), InputNode(int))"):

@@ -21,10 +21,13 @@ from pax_export._foundations.jaxpr import (
     jaxpr_constants,
     needed_equations,
 )
+from pax_export._foundations.types import ClosedJaxpr, Equation, Jaxpr, TracedProgram
+
+Run = Callable[[Any, Sequence[Any]], list[Any]]  # of a program and operands
 
 
 def call_with_constants(
-    program: Any,
+    program: TracedProgram,
     replaced: Mapping[int, Any],
     arguments: Sequence[Any],
     count: int | None = None,
@@ -44,17 +47,17 @@ def call_with_constants(
     if count is not None:
         jaxpr, _ = _prune_program(program, count, instantiate=True)
 
-    def holds(equation: Any) -> bool:
+    def holds(equation: Equation) -> bool:
         inside = (value for inner in inner_programs(equation) for value in jaxpr_constants(inner))
         return any(id(value) in replaced for value in inside)
 
     if not (replaced and any(map(holds, jaxpr.eqns))):
         return eval_jaxpr(jaxpr, constants, *arguments)
 
-    def run(inner: Any, operands: Sequence[Any]) -> list[Any]:
+    def run(inner: TracedProgram, operands: Sequence[Any]) -> list[Any]:
         return call_with_constants(inner, replaced, operands, keep_derivatives=keep_derivatives)
 
-    def operate(equation: Any, operands: list[Any]) -> Sequence[Any] | None:
+    def operate(equation: Equation, operands: list[Any]) -> Sequence[Any] | None:
         is_kept = keep_derivatives and has_own_derivative(equation)
         if is_kept or not holds(equation):
             return bind_equation(equation, operands)
@@ -70,7 +73,7 @@ def call_with_constants(
 
 
 def call_part(
-    jaxpr: Any, equations: Sequence[Any], inputs: Sequence[Any], outputs: Sequence[Any]
+    jaxpr: Jaxpr, equations: Sequence[Any], inputs: Sequence[Any], outputs: Sequence[Any]
 ) -> Callable[..., list[Any]]:
     """Returns some equations of a program as a function, from these variables to those."""
     part = jaxpr.replace(
@@ -103,7 +106,7 @@ _SPARSE_PRODUCTS = {
 }
 
 
-def find_sparse(equation: Any) -> Callable[..., Any] | None:
+def find_sparse(equation: Equation) -> Callable[..., Any] | None:
     """Returns the function behind an operation of `jax.experimental.sparse`; None for others."""
     if (name := _SPARSE_PRODUCTS.get(equation.primitive.name)) is not None:
         return private(name)
@@ -113,7 +116,7 @@ def find_sparse(equation: Any) -> Callable[..., Any] | None:
 
 
 def run_inside(
-    equation: Any, operands: Sequence[Any], run: Callable[[Any, Sequence[Any]], list[Any]]
+    equation: Equation, operands: Sequence[Any], run: Callable[[Any, Sequence[Any]], list[Any]]
 ) -> list[Any] | None:
     """Evaluates a loop, branches or a remat, with ``run`` for each inner program.
 
@@ -123,12 +126,14 @@ def run_inside(
     return None if opened is None else opened(run, equation.params, list(operands))
 
 
-def _expand_remat(run: Any, params: Any, operands: list[Any]) -> list[Any]:
+def _expand_remat(run: Run, params: Mapping[str, Any], operands: list[Any]) -> list[Any]:
     options = {key: params[key] for key in ("prevent_cse", "policy")}
     return jax.checkpoint(lambda *values: run(params["jaxpr"], values), **options)(*operands)
 
 
-def scan_operands(params: Any, operands: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+def scan_operands(
+    params: Mapping[str, Any], operands: Sequence[Any]
+) -> tuple[list[Any], list[Any], list[Any]]:
     """Splits the operands of a scan: constants of its body, the initial carry, the inputs."""
     if "ft_in" in params:  # since jax 0.12
         constants, start, inputs = map(list, params["ft_in"].update(operands).unpack())
@@ -137,7 +142,7 @@ def scan_operands(params: Any, operands: Sequence[Any]) -> tuple[list[Any], list
     return list(operands[:first]), list(operands[first:last]), list(operands[last:])
 
 
-def _expand_scan(run: Any, params: Any, operands: list[Any]) -> list[Any]:
+def _expand_scan(run: Run, params: Mapping[str, Any], operands: list[Any]) -> list[Any]:
     constants, start, inputs = scan_operands(params, operands)
 
     def body(carry: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
@@ -151,7 +156,7 @@ def _expand_scan(run: Any, params: Any, operands: list[Any]) -> list[Any]:
     return [*carry, *ys]
 
 
-def _expand_while(run: Any, params: Any, operands: list[Any]) -> list[Any]:
+def _expand_while(run: Run, params: Mapping[str, Any], operands: list[Any]) -> list[Any]:
     first = params["cond_nconsts"]
     last = first + params["body_nconsts"]
 
@@ -164,7 +169,7 @@ def _expand_while(run: Any, params: Any, operands: list[Any]) -> list[Any]:
     return jax.lax.while_loop(holds, body, operands[last:])
 
 
-def _expand_cond(run: Any, params: Any, operands: list[Any]) -> list[Any]:
+def _expand_cond(run: Run, params: Mapping[str, Any], operands: list[Any]) -> list[Any]:
     branches = [lambda *values, branch=branch: run(branch, values) for branch in params["branches"]]
     return jax.lax.switch(operands[0], branches, *operands[1:])
 
@@ -182,7 +187,7 @@ _OPENED = {
 _REDUCE = "jax.interpreters.partial_eval.dce_jaxpr_consts"
 
 
-def _prune_program(program: Any, count: int, instantiate: bool) -> tuple[Any, list[bool]]:
+def _prune_program(program: TracedProgram, count: int, instantiate: bool) -> tuple[Any, list[bool]]:
     """The part of a program that its first results need, and which arguments that reads."""
     reduce = private(_REDUCE)
     if reduce is None:
@@ -195,7 +200,7 @@ def _prune_program(program: Any, count: int, instantiate: bool) -> tuple[Any, li
     return getattr(reduced, "jaxpr", reduced), read
 
 
-def _sweep_program(jaxpr: Any, count: int) -> tuple[Any, list[bool]]:
+def _sweep_program(jaxpr: Jaxpr, count: int) -> tuple[Any, list[bool]]:
     """The same without inner programs: a backward sweep."""
     reduced = jaxpr.replace(
         outvars=jaxpr.outvars[:count], debug_info=jaxpr.debug_info.with_unknown_names()
@@ -206,12 +211,12 @@ def _sweep_program(jaxpr: Any, count: int) -> tuple[Any, list[bool]]:
     return reduced, [variable in read for variable in jaxpr.invars]
 
 
-def needed_part(program: Any, count: int | None = None) -> Any:
+def needed_part(program: TracedProgram, count: int | None = None) -> Any:
     """The jaxpr of a traced program, pruned to its first `count` results."""
     return _prune_program(program, count or len(program.jaxpr.outvars), instantiate=True)[0]
 
 
-def read_arguments(program: Any, count: int) -> frozenset[int]:
+def read_arguments(program: TracedProgram, count: int) -> frozenset[int]:
     """The flat arguments on which the first `count` results of a traced program depend."""
     _, read = _prune_program(program, count, instantiate=False)
     return frozenset(index for index, is_read in enumerate(read) if is_read)
@@ -220,7 +225,7 @@ def read_arguments(program: Any, count: int) -> frozenset[int]:
 _CONSTRAINT = re.compile(r".+(==|>=|<=).+")
 
 
-def without_references(program: Any) -> Any:
+def without_references(program: ClosedJaxpr) -> Any:
     """Returns a program whose references are values that its operations return.
 
     What has references inside only keeps its operands and results.

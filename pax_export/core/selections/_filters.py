@@ -415,7 +415,7 @@ def require_names_among(
             )
 
 
-def _near_filter(name: object, leaves: list[FilteredLeaf]) -> str:
+def _near_filter(name: str | PathContains | PathIn, leaves: list[FilteredLeaf]) -> str:
     """Suggests a filter of these leaves in place of one that selects none."""
     none = "a filter of modules with leaves: these have none"
     if isinstance(name, str):

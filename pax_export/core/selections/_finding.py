@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from pax_export._foundations.errors import InvalidArgumentError, InvalidArgumentTypeError, a_few
-from pax_export._foundations.types import PyTree, TreeDef
+from pax_export._foundations.types import TreeDef
 from pax_export.core._tree import Node, attributes_of
 from pax_export.core.selections._filters import (
     MADE_FILTERS,
@@ -35,7 +35,7 @@ from pax_export.core.selections._paths import (
 )
 
 
-def find(tree: PyTree, what: Selector) -> tuple[Steps, ...]:
+def find(tree: Node, what: Selector) -> tuple[Steps, ...]:
     """Finds the places that a selector matches, in tree order.
 
     Raises:
@@ -53,7 +53,7 @@ def find(tree: PyTree, what: Selector) -> tuple[Steps, ...]:
     return found
 
 
-def _find_paths(tree: PyTree, what: Selector) -> tuple[Steps, ...]:
+def _find_paths(tree: Node, what: Selector) -> tuple[Steps, ...]:
     if what is ... or what is True:
         return ((),)
     if isinstance(what, str):
@@ -82,7 +82,7 @@ def _find_paths(tree: PyTree, what: Selector) -> tuple[Steps, ...]:
     )
 
 
-def _by_path(tree: PyTree, text: str) -> tuple[Steps, ...]:
+def _by_path(tree: Node, text: str) -> tuple[Steps, ...]:
     found = _paths_fitting(jax.tree_util.tree_structure(tree), text)
     pattern = path_pattern(text)
     if not found and pattern.is_written_out:
@@ -103,7 +103,7 @@ def _by_class(treedef: TreeDef, cls: type) -> tuple[Steps, ...]:
     return tuple([p.steps for p in places if p.cls is not None and issubclass(p.cls, cls)])
 
 
-def _by_predicate(tree: PyTree, predicate: Callable[..., Any]) -> tuple[Steps, ...]:
+def _by_predicate(tree: Node, predicate: Callable[..., Any]) -> tuple[Steps, ...]:
     found = values_of(tree)
     if wants_path(predicate):
         return tuple([steps for steps, value in found if predicate(dotted_path(steps), value)])
@@ -111,7 +111,7 @@ def _by_predicate(tree: PyTree, predicate: Callable[..., Any]) -> tuple[Steps, .
 
 
 def matcher(
-    what: object, *, anywhere: bool, with_path: bool = False
+    what: Selector, *, anywhere: bool, with_path: bool = False
 ) -> Callable[[str, Any], Any] | None:
     """Returns a function ``(path, module) -> bool`` for a selector; None if it is not one.
 
@@ -149,7 +149,7 @@ def wants_path(function: Callable[..., Any], otherwise: bool = False) -> bool:
     return {1: False, 2: True}.get(len(needed), otherwise)
 
 
-def in_order(tree: PyTree, paths: Iterable[Steps]) -> tuple[Steps, ...]:
+def in_order(tree: Node, paths: Iterable[Steps]) -> tuple[Steps, ...]:
     """Places without repetition, in the order of the tree."""
     places = places_in(jax.tree_util.tree_structure(tree), True)
     order = {place.steps: number for number, place in enumerate(places)}
@@ -171,7 +171,7 @@ def _describe_selector(what: Selector) -> str:
     return (repr(what) if isinstance(what, str) else f"{type(what).__name__}: {what!r}")[:120]
 
 
-def _suggest_selector(tree: PyTree, what: Selector) -> str:
+def _suggest_selector(tree: Node, what: Selector) -> str:
     paths = [place.path for place in places_of(tree)]
     if isinstance(what, str):
         better = better_path(what, [*paths, *_attributes_beside(tree, what)])
@@ -179,7 +179,7 @@ def _suggest_selector(tree: PyTree, what: Selector) -> str:
     return f"a selector of some of these: {a_few(list(map(path_or_root, paths)), 5)}"
 
 
-def _attributes_beside(tree: PyTree, text: str) -> list[str]:
+def _attributes_beside(tree: Node, text: str) -> list[str]:
     """The paths of the attributes of the module that a path leads to but for its last step."""
     pattern = path_pattern(text)
     above = written_out(tree, pattern.steps[:-1]) if pattern.is_written_out else None

@@ -148,7 +148,7 @@ def outermost_paths(paths: Sequence[Steps]) -> tuple[Steps, ...]:
     return tuple([p for p in paths if not any(p[:n] in chosen for n in range(len(p)))])
 
 
-def rest_of(tree: PyTree, paths: Sequence[Steps]) -> tuple[Steps, ...]:
+def rest_of(tree: Node, paths: Sequence[Steps]) -> tuple[Steps, ...]:
     """Returns the largest places of a tree that are disjoint from these."""
     chosen = frozenset(paths)
     around = {path[:n] for path in paths for n in range(len(path))}

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 import jax
 import jax.numpy as jnp
+import jmp
 
 from pax_export._foundations.errors import InvalidArgumentError, InvalidArgumentTypeError
-from pax_export._foundations.types import DTypeLike, PyTree
+from pax_export._foundations.types import DTypeLike, PRNGKey, PyTree
 from pax_export.core._check import describe_array
 from pax_export.core._edit import Change, edit_at, set_training
 from pax_export.core._mutable import on_own_array
@@ -67,7 +68,7 @@ class Selection(Chosen):
     root: Any  # the net
     paths: tuple[Steps, ...]  # of the parts, in tree order
 
-    def __init__(self, root: PyTree, paths: tuple[Steps, ...]):
+    def __init__(self, root: Node, paths: tuple[Steps, ...]):
         object.__setattr__(self, "root", root)
         object.__setattr__(self, "paths", paths)
 
@@ -388,7 +389,7 @@ class Selection(Chosen):
             )
         return self.map(lambda x: x.astype(dtype) if _is_floating(x) else x)
 
-    def policy(self, mp_policy: object) -> Any:
+    def policy(self, mp_policy: jmp.Policy | str | None) -> Any:
         """Returns the net with these modules, and all in them, under a mixed-precision policy.
 
         Args:
@@ -410,7 +411,12 @@ class Selection(Chosen):
         return edit_at(self.root, dict.fromkeys(paths, lambda module: put_under(module, mp_policy)))
 
     def lora(
-        self, rank: int, *, alpha: float | None = None, key: object = None, **options: object
+        self,
+        rank: int,
+        *,
+        alpha: float | None = None,
+        key: PRNGKey | None = None,
+        **options: object,
     ) -> Any:
         """Returns the net with low-rank adapters at the layers in these parts.
 
@@ -427,7 +433,9 @@ class Selection(Chosen):
         paths = self._of_modules("to adapt")
         return add(self.root, Selection(self.root, paths), rank, alpha=alpha, key=key, **options)
 
-    def init(self, key: object, initializer: Callable[[Any, Any], Any] | None = None) -> Any:
+    def init(
+        self, key: PRNGKey | None, initializer: Callable[[Any, Any], Any] | None = None
+    ) -> Any:
         """Returns the net with new initial values for the parameters in these parts.
 
         Each array has its own key, split from ``key`` in tree order. States, such as running means,

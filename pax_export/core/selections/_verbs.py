@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.tree_util import tree_flatten, tree_unflatten
 
 from pax_export._foundations.errors import InvalidArgumentError, a_few
-from pax_export._foundations.types import PyTree
+from pax_export._foundations.types import PRNGKey
 from pax_export.core._declared import Initializer, declared_in
 from pax_export.core._edit import Change, edit_at
 from pax_export.core._parameters import (
@@ -35,7 +35,7 @@ from pax_export.core.selections._paths import (
 
 
 @cached_by_treedef()
-def freeze_at(tree: PyTree, paths: tuple[Steps, ...], states: bool) -> Any:
+def freeze_at(tree: Node, paths: tuple[Steps, ...], states: bool) -> Any:
     """The tree with these places frozen; with `states`, their modules in eval mode for good."""
     modules, arrays = _frozen_targets(tree, paths)
     changes: dict[Steps, Change] = {
@@ -46,7 +46,7 @@ def freeze_at(tree: PyTree, paths: tuple[Steps, ...], states: bool) -> Any:
 
 
 @cached_by_treedef()
-def unfreeze_at(tree: PyTree, paths: tuple[Steps, ...]) -> Any:
+def unfreeze_at(tree: Node, paths: tuple[Steps, ...]) -> Any:
     """Unfreezes these places, in the mode of the modules around them."""
     modules, arrays = _frozen_targets(tree, paths)
     changes: dict[Steps, Change] = {
@@ -62,7 +62,7 @@ def _inside_too(change: Change) -> Change:
 
 
 def _frozen_targets(
-    tree: PyTree, paths: tuple[Steps, ...]
+    tree: Node, paths: tuple[Steps, ...]
 ) -> tuple[tuple[Steps, ...], list[tuple[Steps, frozenset[str]]]]:
     """The outermost modules at or below some places, and the own arrays of others that are."""
     if () in paths:
@@ -88,7 +88,7 @@ def _by_owner(arrays: list[Place]) -> list[tuple[Steps, frozenset[str]]]:
     return [(owner, frozenset(own)) for owner, own in found.items()]
 
 
-def _modes_around(tree: PyTree, modules: tuple[Steps, ...]) -> dict[Steps, bool | None]:
+def _modes_around(tree: Node, modules: tuple[Steps, ...]) -> dict[Steps, bool | None]:
     """The mode of the module around each of these; the root has none around it."""
     if modules == ((),):
         return {(): None}
@@ -107,7 +107,7 @@ def _unfreeze_alone(module: Node, training: bool | None) -> Any:
 
 
 def reinitialize(
-    net: Node, paths: tuple[Steps, ...], key: Any, initializer: Initializer | None
+    net: Node, paths: tuple[Steps, ...], key: PRNGKey | None, initializer: Initializer | None
 ) -> Any:
     """The net with new values for the parameters at or below some places."""
     found = leaves_of(net)

@@ -124,7 +124,7 @@ class UncachedCall:
 class CachedReading(UncachedCall):
     """A call that appends ``counts[row]`` of `length` tokens to each row of a cache."""
 
-    def __init__(self, config: DecoderConfig, cache: DecoderCache, counts: Array, length: object):
+    def __init__(self, config: DecoderConfig, cache: DecoderCache, counts: Array, length: int):
         steps = jnp.arange(length, dtype=jnp.int32)[None, :]
         self.start, self.length, self.cache = cache.lengths[:, None], length, cache
         super().__init__(config, self.start + steps)
@@ -230,7 +230,7 @@ class CachedReading(UncachedCall):
         )
 
 
-def _is_one(length: object) -> bool:
+def _is_one(length: int) -> bool:
     return isinstance(length, int) and length == 1
 
 
@@ -246,7 +246,7 @@ class FilledPlaces:
     XLA's shapes are fixed, so each prefix is a program; a call takes the shortest of up to three.
     """
 
-    def __init__(self, room: object, filled: Array):
+    def __init__(self, room: int, filled: Array):
         self.parts = parts_of(room)
         passed = [filled > count for count in self.parts]
         self._chosen = sum(passed, jnp.zeros((), jnp.int32))
@@ -261,7 +261,7 @@ class FilledPlaces:
         )
 
 
-def parts_of(room: object) -> tuple[int, ...]:
+def parts_of(room: int) -> tuple[int, ...]:
     """Returns the lengths for which attention is compiled besides the whole, in ascending order."""
     if not isinstance(room, int):
         return ()

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec
 
 from pax_export._foundations.errors import InvalidArgumentError
 from pax_export._foundations.jax import is_tracer
-from pax_export._foundations.types import AnyMesh, Array, DTypeLike, PyTree
+from pax_export._foundations.types import AnyMesh, Array, DTypeLike
 from pax_export.nets.decoder._sizes import require_integers
 
 Axis = str | tuple[str, ...] | None  # of a mesh
@@ -146,7 +146,7 @@ class DecoderCache:
             )
         return replace(self, lengths=lengths.astype(jnp.int32))
 
-    def _loses_tokens(self, lengths: Any) -> bool:
+    def _loses_tokens(self, lengths: Array) -> bool:
         """Returns whether ring buffers lack tokens of rows of these lengths, as far as is known."""
         if self.window_keys is None or is_tracer(lengths) or is_tracer(self.lengths):
             return False
@@ -269,9 +269,7 @@ def places_of(store: Store) -> int:
     return _array_of_store(store).shape[-3]
 
 
-def read_store(
-    store: Store, layer: PyTree, dtype: DTypeLike, count: int | None = None
-) -> jax.Array:
+def read_store(store: Store, layer: Any, dtype: DTypeLike, count: int | None = None) -> jax.Array:
     """Reads the first `count` positions of a layer, ``[batch, places, kv_heads, head_size]``."""
     if isinstance(store, tuple):
         one = store[layer]
@@ -283,7 +281,7 @@ def read_store(
     return one.astype(dtype)
 
 
-def write_store(store: Store, layer: PyTree, places: PyTree, vectors: Array) -> Store:
+def write_store(store: Store, layer: Any, places: Any, vectors: Array) -> Store:
     """Writes ``[batch, length, kv_heads, head_size]`` at `places`, dropping those past the end."""
     at = jax.lax.broadcasted_iota(jnp.int32, places.shape, 0), places
     if isinstance(store, tuple):
@@ -292,7 +290,7 @@ def write_store(store: Store, layer: PyTree, places: PyTree, vectors: Array) -> 
 
 
 def _write_layer(store: Store, at: tuple, vectors: Array) -> Store:
-    def put(array: Any, values: Any) -> Any:
+    def put(array: jax.Array, values: Array) -> Any:
         return array.at[at].set(values.astype(array.dtype), mode="drop", unique_indices=True)
 
     if not isinstance(store, Int8Store):

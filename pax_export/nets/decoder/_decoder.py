@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -46,7 +47,7 @@ from pax_export.weights import local_path
 _FORMS = ("scanned", "listed")
 
 
-def _check_config(config: Any, where: str) -> None:
+def _check_config(config: DecoderConfig, where: str) -> None:
     if not isinstance(config, DecoderConfig):
         raise InvalidArgumentTypeError(
             "A Decoder needs a configuration.",
@@ -130,7 +131,13 @@ class Decoder(Module):
     # --- of a file ------------------------------------------------------------------------
 
     @classmethod
-    def from_gguf(cls, path: Any, *, layers: str = "scanned", dtype: Any = None) -> Decoder:
+    def from_gguf(
+        cls,
+        path: Any,
+        *,
+        layers: str = "scanned",
+        dtype: Any = None,
+    ) -> Decoder:
         """Loads a GGUF file of llama.cpp.
 
         Quantized weights are dequantized one leaf at a time, so at most one leaf is in memory in
@@ -159,7 +166,7 @@ class Decoder(Module):
     @classmethod
     def from_pretrained(
         cls,
-        folder: Any,
+        folder: str | os.PathLike[str],
         *,
         config: DecoderConfig | None = None,
         layers: str = "scanned",
@@ -447,7 +454,7 @@ class Decoder(Module):
 
     # --- checks ---------------------------------------------------------------------------
 
-    def _counts(self, lengths: Array | None, batch: Any, length: Any) -> jax.Array:
+    def _counts(self, lengths: Array | None, batch: int, length: int) -> jax.Array:
         if lengths is None:
             return jnp.broadcast_to(jnp.asarray(length, jnp.int32), (batch,))
         if not is_tracer(lengths) and isinstance(length, int):
@@ -478,7 +485,7 @@ class Decoder(Module):
             )
         check_ids(tokens, lengths, self.config.vocab_size, "Decoder(tokens)")
 
-    def _check_cache(self, cache: DecoderCache | None, batch: Any) -> None:
+    def _check_cache(self, cache: DecoderCache | None, batch: int) -> None:
         config, where = self.config, "Decoder(cache=...)"
         if not isinstance(cache, DecoderCache):
             raise InvalidArgumentTypeError(
@@ -521,7 +528,7 @@ class Decoder(Module):
                 write=f"lm.init_cache(batch, max_length={int(needed[row])}) or more",
             )
 
-    def _check_positions(self, length: Any, where: str) -> None:
+    def _check_positions(self, length: int, where: str) -> None:
         most = self.config.max_positions
         learned = self.config.positions == "learned"
         if learned and isinstance(length, int) and length > most:
@@ -558,7 +565,7 @@ def _compiled_call(
     # of split heads.  The layout of the cache is restored afterwards.
     operands, treedef = tree_flatten((lm, tokens, counts, cache))
 
-    def read(*operands: Any) -> tuple:
+    def read(*operands: Array) -> tuple:
         lm, tokens, counts, cache = treedef.unflatten(operands)
         return tuple(tree_leaves(lm._read(tokens, counts, cache, last_only)))
 
@@ -575,7 +582,7 @@ def _group_layers(x: Array, groups: int, size: int) -> Any:
     return x[: groups * size].reshape((groups, size, *x.shape[1:]))
 
 
-def _unstack_group(layers: Any, size: int) -> list[Any]:
+def _unstack_group(layers: DecoderLayer, size: int) -> list[Any]:
     if size == 1:
         return [layers]
     return [tree_map(lambda x: x[i], layers) for i in range(size)]  # noqa: B023
