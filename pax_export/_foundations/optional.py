@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import sys
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -57,8 +58,8 @@ def require(package: str, extra: str, purpose: str) -> ModuleType:
         '{"a": 1}'
     """
     try:
-        if package.split(".")[0] == "tensorflow" and "tensorflow" not in sys.modules:
-            _load_tensorflow()
+        if package.split(".")[0] == "tensorflow":  # whose import tells of CPUs and GPUs otherwise
+            os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
         if package.split(".")[0] == "torch" and "tensorflow" in sys.modules:
             # The LLVM of Triton ends a process that has loaded the LLVM of TensorFlow.
             sys.modules.setdefault("triton", None)  # type: ignore[arg-type]
@@ -67,15 +68,6 @@ def require(package: str, extra: str, purpose: str) -> ModuleType:
         if error.name is None or error.name.split(".")[0] != package.split(".")[0]:
             raise
         raise _missing_package(package, extra, purpose) from error
-
-
-def _load_tensorflow() -> None:
-    from pax_export._foundations.tensorflow_log import quiet_start
-
-    with quiet_start():
-        tensorflow = importlib.import_module("tensorflow")
-        # It searches for GPUs now, and reports that there is none.
-        tensorflow.config.list_physical_devices()
 
 
 def find(package: str, extra: str, purpose: str) -> ModuleSpec:

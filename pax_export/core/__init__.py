@@ -1,5 +1,8 @@
 """Modules: immutable pytrees, and the scopes in which they are mutable."""
 
+# Rooms above import names that are not public.
+# pyright: reportUnusedImport=false
+
 from pax_export.core._call_paths import (
     Labeling,
     label_modules,

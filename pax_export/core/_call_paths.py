@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol, TypeVar
@@ -75,7 +75,7 @@ def traced_anew() -> Any:
 
 
 @contextmanager
-def record_calls(recorder: Recorder) -> Iterator[None]:
+def record_calls(recorder: Recorder) -> Generator[None, None, None]:
     """While the block runs, the recorder hears of each call of a labeled module."""
     token = _recorder.set(recorder)
     try:

@@ -28,7 +28,9 @@ class ModuleMeta(type(typing.Protocol)):  # type: ignore[misc]
     __instancecheck__ = abc.ABCMeta.__instancecheck__
     __subclasscheck__ = abc.ABCMeta.__subclasscheck__
 
-    def __init__(cls, name: str, bases: tuple, namespace: dict, **kwargs: object):
+    def __init__(
+        cls, name: str, bases: tuple[Any, ...], namespace: dict[Any, Any], **kwargs: object
+    ):
         super().__init__(name, bases, namespace, **kwargs)
         cls._pax_own = _OF_DATACLASSES & namespace.keys()
         if "__getattr__" in namespace and name != "Module":

@@ -88,7 +88,9 @@ def _is_made_anew(method: Callable[..., Any]) -> bool:
     return not isinstance(method, types.BuiltinFunctionType)
 
 
-def _replaced_methods(base: type, namespace: dict, methods: tuple) -> dict[str, Any]:
+def _replaced_methods(
+    base: type, namespace: dict[Any, Any], methods: tuple[Any, ...]
+) -> dict[str, Any]:
     return {name: _in_class(method) for name, method in methods}
 
 

@@ -165,7 +165,7 @@ class Module(_tree.Node, metaclass=ModuleMeta):
         """
         return _edit.replace_node(self, node, value)
 
-    def replace_method(self, **methods: Callable) -> Self:
+    def replace_method(self, **methods: Callable[..., Any]) -> Self:
         """Returns the same data as a subclass (of the same name) with these methods.
 
         Functions that read variables are static data of each module; calls with such functions
@@ -237,7 +237,7 @@ class Module(_tree.Node, metaclass=ModuleMeta):
         """Returns a module with the arrays of a dict; see `load_weights_from_dict`."""
         return load_state_dict(self, weights)
 
-    def map(self, function: Callable, *others: object) -> Self:
+    def map(self, function: Callable[..., Any], *others: object) -> Self:
         """Returns the module with each array ``function(own, *the others')``.
 
         Args:

@@ -9,7 +9,7 @@ Setting an attribute only records its kind; the moduledef is made once, when it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -59,7 +59,9 @@ _changed: ContextVar[list[Node] | None] = ContextVar("pax_export_changed_modules
 
 
 @contextmanager
-def open_modules(nodes: Iterable[Node], *, constructing: bool = False) -> Iterator[MutationScope]:
+def open_modules(
+    nodes: Iterable[Node], *, constructing: bool = False
+) -> Generator[MutationScope, None, None]:
     """Opens these modules, without submodules; `constructing` where no moduledef exists yet."""
     scope = MutationScope(constructing)
     outer = _current.get() if constructing else None
@@ -81,7 +83,7 @@ def open_modules(nodes: Iterable[Node], *, constructing: bool = False) -> Iterat
 
 
 @contextmanager
-def changed_modules() -> Iterator[list[Node]]:
+def changed_modules() -> Generator[list[Node], None, None]:
     """Lists the modules, also copies, whose attributes are set while the block runs."""
     changed: list[Node] = []
     token = _changed.set(changed)
@@ -92,7 +94,7 @@ def changed_modules() -> Iterator[list[Node]]:
 
 
 @contextmanager
-def lent_to_constructors() -> Iterator[None]:
+def lent_to_constructors() -> Generator[None, None, None]:
     """Lets constructors change the modules that are open here, such as an `RngSeq` argument."""
     scope = _current.get()
     before = scope and scope.lender

@@ -103,7 +103,7 @@ def with_frozen(module: Node, frozen: Frozen) -> Any:
 def method_for(choice: Kept) -> Callable[[Any], Any]:
     """Makes the method ``parameters`` of a class."""
 
-    def parameters(self):
+    def parameters(self: Any) -> Any:
         """Returns the module with an EmptyNode for every array not trained."""
         if _declared_kept(type(self)) is choice:
             return _select_kept(self)
@@ -147,7 +147,7 @@ def respecting_frozen(written: Callable[[Any], Any]) -> Callable[[Any], Any]:
     if hasattr(written, "kept"):
         return written
 
-    def parameters(self):
+    def parameters(self: Any) -> Any:
         frozen = frozen_of(self)
         if frozen.whole:
             return _select_kept(self)

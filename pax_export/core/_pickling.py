@@ -35,7 +35,7 @@ _PLAIN = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 class _Reduced:
     """Replaces a function: pickles as a call, and loads as the result of the call."""
 
-    def __init__(self, reduced: tuple[Callable, tuple]):
+    def __init__(self, reduced: tuple[Callable[..., Any], tuple[Any, ...]]):
         self.reduced = reduced
 
     def __call__(self, *args: PyTree, **kwargs: PyTree) -> Any:
@@ -88,17 +88,19 @@ def _by_public_name(function: Callable[..., Any]) -> Any:
 
 
 # Created object -> module and name of the function that created it, and its arguments.
-_calls: weakref.WeakKeyDictionary[Any, tuple[str, str, tuple, dict]] = weakref.WeakKeyDictionary()
+_calls: weakref.WeakKeyDictionary[Any, tuple[str, str, tuple[Any, ...], dict[Any, Any]]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 def remember_call(
-    value: object, function: Callable, args: tuple, kwargs: Mapping[str, Any]
+    value: object, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> None:
     """Records that a class or function is the result of a call of ``function``."""
     _calls[value] = function.__module__, function.__name__, args, dict(kwargs)
 
 
-def reduced_call(value: object) -> tuple | None:
+def reduced_call(value: object) -> tuple[Any, ...] | None:
     """Returns how to pickle a class or function created by a call, or None."""
     if value not in _calls:
         return None
@@ -106,7 +108,7 @@ def reduced_call(value: object) -> tuple | None:
     return _repeat_call, (module, name, to_picklable(args), to_picklable(kwargs))
 
 
-def _repeat_call(module: str, name: str, args: tuple, kwargs: Mapping[str, Any]) -> Any:
+def _repeat_call(module: str, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     return _find(module, name)(*args, **kwargs)
 
 

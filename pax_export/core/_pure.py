@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
@@ -62,14 +62,14 @@ def pure(func: Callable[P, T]) -> Callable[P, T]:
     return _wraps_function(func, wrapper)
 
 
-def _wraps_function(func: Callable[..., Any], wrapper: Callable) -> Callable:
+def _wraps_function(func: Callable[..., Any], wrapper: Callable[..., Any]) -> Callable[..., Any]:
     try:
         return functools.wraps(func)(wrapper)
     except (AttributeError, TypeError, ValueError):
         return wrapper  # a callable without a name to copy
 
 
-def _split_method(func: Any, caller: str) -> tuple[Callable, tuple]:
+def _split_method(func: Any, caller: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """Splits a bound method or a module into a function and the module."""
     if not callable(func):
         raise InvalidArgumentTypeError(
@@ -103,7 +103,7 @@ def _opened_copy(tree: PyTree) -> tuple[Any, Copies]:
 
 
 @contextmanager
-def open_copies(tree: PyTree, copies: Copies | None = None) -> Iterator[None]:
+def open_copies(tree: PyTree, copies: Copies | None = None) -> Generator[None, None, None]:
     """Opens all modules of a fresh copy; checks them before and after."""
     roots = _root_modules(tree)
     modules = [module for root in roots for module in check_sharing(root)]
@@ -128,7 +128,7 @@ def open_copies(tree: PyTree, copies: Copies | None = None) -> Iterator[None]:
 
 
 @contextmanager
-def mutable(module: T) -> Iterator[T]:
+def mutable(module: T) -> Generator[T, None, None]:
     """Yields a copy of a module that is mutable inside the block.
 
     Args:
@@ -181,8 +181,10 @@ def purecall(module: Node, /, *args: object, **kwargs: object) -> tuple[Any, Any
     return _call_and_return(function, module, args, kwargs)
 
 
-def _call_and_return(function: Callable, module: Node, args: tuple, kwargs: dict):
-    def call(module, args, kwargs):
+def _call_and_return(
+    function: Callable[..., Any], module: Node, args: tuple[Any, ...], kwargs: dict[Any, Any]
+):
+    def call(module: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Node, Any]:
         output = function(module, *args, **kwargs)
         return module, output
 
@@ -222,7 +224,9 @@ def module_and_value(module_or_function: object) -> Callable[..., tuple[Any, Any
     return _wraps_function(function, wrapper)
 
 
-def _method_and_value(function: Callable, module: Node, /, *args: object, **kwargs: object):
+def _method_and_value(
+    function: Callable[..., Any], module: Node, /, *args: object, **kwargs: object
+):
     require_module(module, getattr(function, "__name__", "module_and_value"))
     return _call_and_return(function, module, args, kwargs)
 

@@ -6,7 +6,7 @@ import itertools
 import math
 import random
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -102,7 +102,7 @@ _changes: ContextVar[tuple[Callable[[jax.Array], jax.Array], ...]] = ContextVar(
 
 
 @contextmanager
-def keys_changed_by(change: Callable[[jax.Array], jax.Array]) -> Iterator[None]:
+def keys_changed_by(change: Callable[[jax.Array], jax.Array]) -> Generator[None, None, None]:
     """While the block runs, `next_rng_key` returns ``change(key)``; inner blocks come last."""
     token = _changes.set((*_changes.get(), change))
     try:

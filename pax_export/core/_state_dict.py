@@ -99,7 +99,7 @@ def _from_dict(module: Node, weights: PyTree, path: str) -> Any:
     )
 
 
-def _require_names(names: tuple[str, ...], weights: dict, path: str) -> None:
+def _require_names(names: tuple[str, ...], weights: dict[Any, Any], path: str) -> None:
     missing = [join_path(path, name) for name in names if name not in weights]
     if missing:
         raise MissingWeightError(

@@ -12,7 +12,7 @@ import functools
 import types
 import weakref
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -289,7 +289,15 @@ class ModuleDef:
         "keys", "label", "_key", "_hash", "__weakref__",
     )  # fmt: skip
 
-    def __init__(self, key: tuple, cls, order, arrays, mixed, static):
+    def __init__(
+        self,
+        key: tuple[Any, ...],
+        cls: type[Any],
+        order: Iterable[str],
+        arrays: tuple[str, ...],
+        mixed: tuple[str, ...],
+        static: Mapping[str, Any],
+    ):
         self._key = key
         self._hash = hash(key)
         self.cls = cls
@@ -327,7 +335,7 @@ class ModuleDef:
         return intern_moduledef(cls, order, arrays, mixed, static)
 
 
-_interned: weakref.WeakValueDictionary[tuple, ModuleDef] = weakref.WeakValueDictionary()
+_interned: weakref.WeakValueDictionary[tuple[Any, ...], ModuleDef] = weakref.WeakValueDictionary()
 
 
 def intern_moduledef(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -52,7 +52,7 @@ _within_a_summary: ContextVar[bool] = ContextVar("within_a_summary", default=Fal
 
 
 @contextmanager
-def _pax_lines() -> Iterator[None]:
+def _pax_lines() -> Generator[None, None, None]:
     before = _within_a_summary.set(True)
     try:
         yield

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from jax.tree_util import keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
 
-from pax_export._foundations.types import PyTree
+from pax_export._foundations.types import PyTree, TreeDef
 from pax_export.core._static import LABEL, Label
 from pax_export.core._tree import Node, attributes_of, flatten, is_node, unflatten
 
@@ -24,7 +24,7 @@ def plain_key(key: object) -> Any:
     return str(key)
 
 
-def path_name(path: tuple) -> str:
+def path_name(path: tuple[Any, ...]) -> str:
     """Writes a jax key path with dots, e.g. ``encoder.layers.3.weight``."""
     return keystr(path, simple=True, separator=".")
 
@@ -39,7 +39,7 @@ def is_at(path: str, parent: str) -> bool:
     return not parent or path == parent or path.startswith(f"{parent}.")
 
 
-def one_level(value: object) -> tuple[list[tuple[tuple, Any]], Any]:
+def one_level(value: object) -> tuple[list[tuple[tuple[Any, ...], Any]], Any]:
     """The direct children of any pytree node with their key paths, and its treedef."""
     return tree_flatten_with_path(value, is_leaf=lambda x: x is not value)
 
@@ -50,7 +50,7 @@ def rebuild_tree(tree: PyTree) -> Any:
     return tree_unflatten(treedef, leaves)
 
 
-def _collect(cls: type, modules: list, met: set[int] | None) -> Callable[[Any], bool]:
+def _collect(cls: type, modules: list[Any], met: set[int] | None) -> Callable[[Any], bool]:
     """Returns an ``is_leaf`` that lists instances of a class and stops at the nodes in `met`."""
 
     def collect(value: object) -> bool:
@@ -90,11 +90,13 @@ def named_modules(tree: PyTree) -> list[tuple[str, Any]]:
     return [(path_name(path), module) for path, module in modules_with_paths(tree)]
 
 
-def modules_with_paths(tree: PyTree) -> list[tuple[tuple, Any]]:
+def modules_with_paths(tree: PyTree) -> list[tuple[tuple[Any, ...], Any]]:
     """Returns all modules with their key paths, parents first."""
-    found: list[tuple[tuple, Any]] = []
+    found: list[tuple[tuple[Any, ...], Any]] = []
 
-    def visit(prefix: tuple, value: object, stop: Callable[[Any], bool], around: frozenset) -> None:
+    def visit(
+        prefix: tuple[Any, ...], value: object, stop: Callable[[Any], bool], around: frozenset[Any]
+    ) -> None:
         for path, item in tree_flatten_with_path(value, is_leaf=stop)[0]:
             if isinstance(item, Node):
                 found.append((prefix + path, item))
@@ -188,9 +190,9 @@ def cached_by_treedef(
     hashable. `runs_foreign_code` returns True for modules whose code needs real leaves.
     """
 
-    def decorate(function):
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.lru_cache(maxsize=256)
-        def plan(treedef, arguments):
+        def plan(treedef: TreeDef, arguments: tuple[Any, ...]) -> tuple[list[int], TreeDef] | None:
             stand_ins = [object() for _ in range(treedef.num_leaves)]
             numbers = {id(leaf): number for number, leaf in enumerate(stand_ins)}
             skeleton = tree_unflatten(treedef, stand_ins)
@@ -200,7 +202,7 @@ def cached_by_treedef(
             return [numbers[id(leaf)] for leaf in leaves], out_treedef
 
         @functools.wraps(function)
-        def replay(module: Node, *arguments):
+        def replay(module: Node, *arguments: Any) -> Any:
             leaves, treedef = tree_flatten(module)
             found = None if is_labeled(module) else plan(treedef, arguments)
             if found is None:

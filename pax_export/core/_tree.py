@@ -84,7 +84,7 @@ set_owner = Node.__dict__["_pax_owner"].__set__
 
 
 #: Returns the pair for jax.
-flatten: Callable[[Node], tuple[tuple, ModuleDef]] = operator.attrgetter("_pax_flat")
+flatten: Callable[[Node], tuple[tuple[Any, ...], ModuleDef]] = operator.attrgetter("_pax_flat")
 
 
 class EmptyNode:
@@ -247,7 +247,7 @@ def update_moduledef(node: Node, kinds: Mapping[str, str] | None = None) -> None
 
 def _make_pair(
     node: Node, kinds: Mapping[str, str], attributes: Mapping[str, Any]
-) -> tuple[tuple, ModuleDef]:
+) -> tuple[tuple[Any, ...], ModuleDef]:
     moduledef = _make_moduledef(node, kinds)
     children = [attributes[name] for name in moduledef.names]
     for index in range(moduledef.array_count, len(children)):
@@ -255,7 +255,7 @@ def _make_pair(
     return tuple(children), moduledef
 
 
-def _flatten_now(node: Node) -> tuple[tuple, ModuleDef]:
+def _flatten_now(node: Node) -> tuple[tuple[Any, ...], ModuleDef]:
     """The pair of a module that is open, or whose static data may change in place."""
     kinds, constructed = _kinds_now(node), node._pax_kinds is not None
     own = {name: copy_containers(value) for name, value in attributes_now(node).items()}
@@ -369,7 +369,7 @@ def shows_static_leaves(value: object) -> bool:
 # --- from (children, moduledef) back to a module --------------------------------
 
 
-def unflatten(moduledef: ModuleDef, children: Iterable, /) -> Any:
+def unflatten(moduledef: ModuleDef, children: Iterable[Any], /) -> Any:
     """Makes a module of a moduledef and its children; never runs a constructor."""
     node = _object_new(moduledef.cls)
     if moduledef.lazy:
@@ -379,7 +379,7 @@ def unflatten(moduledef: ModuleDef, children: Iterable, /) -> Any:
     return node
 
 
-def _fill_attributes(node: Node, moduledef: ModuleDef, children: tuple) -> None:
+def _fill_attributes(node: Node, moduledef: ModuleDef, children: tuple[Any, ...]) -> None:
     """Gives a new object its attributes at once."""
     attributes_now(node).update(_attributes_in(moduledef, children))
     if moduledef.changing:
@@ -388,7 +388,7 @@ def _fill_attributes(node: Node, moduledef: ModuleDef, children: tuple) -> None:
         set_flat(node, (children, moduledef))
 
 
-def _attributes_in(moduledef: ModuleDef, children: Iterable) -> dict[str, Any]:
+def _attributes_in(moduledef: ModuleDef, children: Iterable[Any]) -> dict[str, Any]:
     """The attributes of a closed module."""
     attributes = dict(moduledef.template)
     for name in moduledef.changing:
@@ -438,7 +438,7 @@ def fill_node(node: Node) -> bool:
     return True
 
 
-def _flatten_with_keys(node: Node) -> tuple[tuple, ModuleDef]:
+def _flatten_with_keys(node: Node) -> tuple[tuple[Any, ...], ModuleDef]:
     children, moduledef = flatten(node)
     return tuple(zip(moduledef.keys, children)), moduledef
 

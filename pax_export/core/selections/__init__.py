@@ -4,6 +4,9 @@
 has the edits. It imports all of `core` but `_module`, whose `at` uses it.
 """
 
+# Rooms above import names that are not public.
+# pyright: reportUnusedImport=false
+
 from pax_export.core.selections._filters import (
     All,
     AnyOf,

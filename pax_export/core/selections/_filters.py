@@ -42,7 +42,7 @@ Mask = list[bool]
 class FilteredLeaf:
     """A leaf, its path, and the modules around it."""
 
-    path: tuple  # attribute names, indices and dict keys from the outermost module
+    path: tuple[Any, ...]  # attribute names, indices and dict keys from the outermost module
     value: Any
     owners: tuple[Any, ...]  # the modules that contain it, outermost first
     attribute: str  # the attribute of the innermost owner
@@ -58,7 +58,9 @@ def leaves_of(module: Node) -> list[FilteredLeaf]:
     return list(_walk_leaves(module, (), ()))
 
 
-def _walk_leaves(module: Node, path: tuple, owners: tuple) -> Iterator[FilteredLeaf]:
+def _walk_leaves(
+    module: Node, path: tuple[Any, ...], owners: tuple[Any, ...]
+) -> Iterator[FilteredLeaf]:
     owners = (*owners, module)
     items, _ = tree_flatten_with_path(
         module, is_leaf=lambda x: x is not module and isinstance(x, Node)
@@ -130,7 +132,7 @@ class PathContains:
 
     key: Any
 
-    def __call__(self, path: tuple, leaf: PyTree) -> bool:
+    def __call__(self, path: tuple[Any, ...], leaf: PyTree) -> bool:
         """True if the path contains the key."""
         return self.key in path
 
@@ -148,10 +150,10 @@ class PathIn:
         True
     """
 
-    def __init__(self, *paths: tuple):
+    def __init__(self, *paths: tuple[Any, ...]):
         self.paths = frozenset(paths)
 
-    def __call__(self, path: tuple, leaf: PyTree) -> bool:
+    def __call__(self, path: tuple[Any, ...], leaf: PyTree) -> bool:
         """True if the path is one of these."""
         return path in self.paths
 

@@ -18,7 +18,6 @@ import jax
 
 from pax_export._foundations.errors import InvalidArgumentError
 from pax_export._foundations.optional import require
-from pax_export._foundations.tensorflow_log import quiet_save
 from pax_export.export.formats.generated_files import generated_files_removed
 from pax_export.export.formats.saved_model import writer
 from pax_export.export.lowering.lower import Call, Signature
@@ -54,15 +53,14 @@ def tensor_spec(name: str, struct: jax.ShapeDtypeStruct) -> Any:
 def add_processors(directory: Path, signatures: Sequence[Signature]) -> None:
     """Lets TensorFlow save a model that was written here again, with the processors around it."""
     tf = tensorflow("to_saved_model")
-    with quiet_save():
-        root = tf.saved_model.load(str(directory))
+    root = tf.saved_model.load(str(directory))
     root.stages, root.resources = {}, []
     functions = {each.key: _processed(root, each) for each in signatures}
     options = tf.saved_model.SaveOptions(
         experimental_custom_gradients=any(each.gradient for each in signatures)
     )
     try:
-        with generated_files_removed(), quiet_save():
+        with generated_files_removed():
             tf.saved_model.save(root, str(directory), signatures=functions, options=options)
     except AssertionError as error:
         if "untracked" not in str(error):

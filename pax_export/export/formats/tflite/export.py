@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Unpack
 
 from pax_export._foundations.errors import UnsupportedOperationError
 from pax_export._foundations.files import checksums
 from pax_export._foundations.optional import find, require
-from pax_export._foundations.tensorflow_log import quiet_start
 from pax_export.export.artifact.embedded import append_zip
 from pax_export.export.artifact.report import SHA256, Report, package_versions, report_text
 from pax_export.export.formats.loaded_file import LoadedFile
@@ -154,7 +152,7 @@ class _TfliteExporter(FormatExporter):
         )
 
     def run_here(self) -> Run:
-        return partial(run, quiet=quiet_start)
+        return run
 
 
 class _Written(NamedTuple):
@@ -211,7 +209,7 @@ class _TfliteContents(ProgramContents):
         options = replace(self.options, accuracy_level=1)
         errors = self.test_instead(replace(self, options=options, integers={}), exporter, run)
         signatures = {each.key: signature_info(each) for each in self.programs}
-        _, call = opened(str(place), signatures, quiet_start)
+        _, call = opened(str(place), signatures)
         self.integers["kernels add"] = kernels_add(self.cases(Budget()), call)
         return errors
 
@@ -238,4 +236,4 @@ class _TfliteContents(ProgramContents):
 
 def load(path: Path, report: Report) -> LoadedFile:
     require(_LITERT, "tflite", "load")
-    return LoadedFile(report, *opened(str(path), report.signatures, quiet_start))
+    return LoadedFile(report, *opened(str(path), report.signatures))
