@@ -23,9 +23,10 @@ from pax_export._foundations.errors import (
     InvalidArgumentError,
     StructureMismatchError,
     UntrainedArrayWarning,
+    a_few,
 )
 from pax_export._foundations.types import PyTree
-from pax_export.core._check import describe_array, structure_differences
+from pax_export.core._check import structure_differences
 from pax_export.core._subclassing import base_of
 from pax_export.core._traversal import (
     apply_bottom_up,
@@ -344,26 +345,20 @@ def _own_arrays(module: Node) -> list[str]:
 
 def unfreeze_like(module: Node, origin: Node) -> Any:
     """The leaves of a frozen module in the tree of the module before it was frozen."""
-    leaves, originals = named_leaves(module), named_leaves(origin)
-    if len(leaves) != len(originals):
+    leaves, before = _paths_and_shapes(module), _paths_and_shapes(origin)
+    if leaves != before:
         raise InvalidArgumentError(
             "unfreeze_parameters needs the module that was frozen as its origin.",
-            got=f"a module with {len(leaves)} leaves and an origin with {len(originals)}",
-            write="pax.unfreeze_parameters(frozen, origin=the module before)",
+            got=a_few(sorted(f"{path}: {shape}" for path, shape in leaves ^ before), 4),
+            write="unfreeze the part that was frozen, and then exchange layers; or make the same "
+            "exchange in the origin: origin=net.replace(...)",
         )
-    for (path, leaf), (other_path, other) in zip(leaves, originals):
-        if path != other_path or getattr(leaf, "shape", None) != getattr(other, "shape", None):
-            raise InvalidArgumentError(
-                "unfreeze_parameters needs the module that was frozen as its origin; since then "
-                "a layer was exchanged, and the origin describes the one before.",
-                where=path,
-                got=f"{describe_array(leaf)} where the origin has {other_path}: "
-                f"{describe_array(other)}",
-                write="unfreeze the part that was frozen, and then exchange the layer; or make "
-                "the same exchange in the origin: origin=net.replace(...)",
-            )
     structure = jax.tree_util.tree_structure(origin)
-    return jax.tree_util.tree_unflatten(structure, [leaf for _, leaf in leaves])
+    return jax.tree_util.tree_unflatten(structure, jax.tree_util.tree_leaves(module))
+
+
+def _paths_and_shapes(module: Node) -> set[tuple[str, Any]]:
+    return {(path, getattr(leaf, "shape", None)) for path, leaf in named_leaves(module)}
 
 
 # --- roles ------------------------------------------------------------------------------

@@ -38,6 +38,7 @@ from pax_export.core import (
     require_module,
     with_labels,
 )
+from pax_export.debug._nans import FunctionCall
 
 
 @dataclass
@@ -85,7 +86,7 @@ class Capture:
             tuple of values; in a `scan` the values of all steps are stacked along a first axis, in
             a `while` they are those of the last iteration.
         """
-        output, taken, trees = self._run_captured(self.net, args, kwargs, {})
+        output, taken, trees = self._run_captured(args, kwargs, {})
         return output, {path: _value(path, trees[path], taken) for path in trees}
 
     def gradients(
@@ -108,7 +109,7 @@ class Capture:
             >>> capture.gradients(jnp.sum, jnp.ones((1, 2)))["modules.0"]
             Array([[2., 2., 2.]], dtype=float32)
         """
-        shapes = jax.eval_shape(lambda: self._run_captured(self.net, args, kwargs, {})[1])
+        shapes = jax.eval_shape(lambda: self._run_captured(args, kwargs, {})[1])
         zeros = {
             name: [jax.numpy.zeros(each.shape, each.dtype) for each in values]
             for name, values in shapes.items()
@@ -117,7 +118,7 @@ class Capture:
         trees: dict[str, Any] = {}
 
         def of_added(added: Mapping[str, Any]) -> Any:
-            output, _, found = self._run_captured(self.net, args, kwargs, added)
+            output, _, found = self._run_captured(args, kwargs, added)
             trees.update(found)
             return loss(output)
 
@@ -125,36 +126,26 @@ class Capture:
         return {path: _value(path, trees[path], found) for path in trees if _has_value(path, found)}
 
     def _run_captured(
-        self, net: Module, args: tuple, kwargs: dict[str, Any], added: Mapping[str, Any]
+        self, args: tuple, kwargs: dict[str, Any], added: Mapping[str, Any]
     ) -> tuple[Any, dict[str, list[Any]], dict[str, Any]]:
-        leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
-        places = [number for number, leaf in enumerate(leaves) if _is_data(leaf)]
-        seen: list[Any] = []
+        structures: list[TreeDef] = []
 
-        def call(net: Module, data: list[Any]) -> list[Any]:
-            given = list(leaves)
-            for place, value in zip(places, data):
-                given[place] = value
-            args, kwargs = jax.tree_util.tree_unflatten(tree, given)
-            flat, out_tree = jax.tree_util.tree_flatten(purecall(net, *args, **kwargs)[1])
-            seen.append(out_tree)
-            return flat
+        def called(net: Module, *args: object, **kwargs: object) -> Any:
+            output = purecall(net, *args, **kwargs)[1]
+            structures.append(jax.tree_util.tree_structure(output))
+            return output
 
-        data = [leaves[place] for place in places]
+        call = FunctionCall(called, (self.net, *args), kwargs)
 
         def trace(label: Labeling) -> Any:
             marks = _Marks(frozenset(self.paths))
             with record_calls(marks):
-                return jax.make_jaxpr(call)(label(net), data), marks
+                return call.traced(label), marks
 
         program, marks = with_labels(trace)
         harvest = Harvest(added)
-        flat = harvest.run(program, [*jax.tree_util.tree_leaves(net), *data])
-        return jax.tree_util.tree_unflatten(seen[-1], flat), harvest.taken, marks.trees
-
-
-def _is_data(leaf: object) -> bool:
-    return is_array(leaf) or isinstance(leaf, (bool, int, float, complex))
+        flat = harvest.run(program, call.data)
+        return jax.tree_util.tree_unflatten(structures[-1], flat), harvest.taken, marks.trees
 
 
 def _value(path: str, tree: TreeDef, taken: Mapping[str, Any]) -> Any:

@@ -101,7 +101,7 @@ def nans(function: Callable[..., Any] | None = None) -> Any:
 
     @functools.wraps(function, updated=())
     def wrapper(*args: object, **kwargs: object) -> Any:
-        call = _FunctionCall(function, args, kwargs)
+        call = FunctionCall(function, args, kwargs)
         if call.key not in compiled:
             trees: list[Any] = []
 
@@ -124,10 +124,10 @@ def explained(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Exception:
     """The error for a call with a non-finite result."""
-    return _error_of(_FunctionCall(function, args, kwargs))
+    return _error_of(FunctionCall(function, args, kwargs))
 
 
-class _FunctionCall:
+class FunctionCall:
     """A call of a function: its data and its static arguments."""
 
     def __init__(
@@ -162,7 +162,7 @@ class _FunctionCall:
         return jax.make_jaxpr(run)(self.data)
 
 
-def _error_of(call: _FunctionCall) -> Exception:
+def _error_of(call: FunctionCall) -> Exception:
     for path, leaf in named_leaves(call.arguments(call.data)):
         if _is_data(leaf) and is_bad(jnp.asarray(leaf)):
             return argument_error(leaf, path.partition(".")[2])

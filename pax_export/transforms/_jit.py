@@ -30,9 +30,7 @@ from pax_export.transforms._lift import (
     Origins,
     StaticArgs,
     have_overlap,
-    parts_of,
     put_back,
-    require_array_arguments,
     require_array_results,
     roots_of,
     signature_of,
@@ -174,13 +172,7 @@ class Jitted:
 
     def __call__(self, *args: PyTree, **kwargs: PyTree) -> Any:
         jitted, from_folded, keywords, is_any_open = self._arguments(args, kwargs)
-        try:
-            value, changed = jitted(*from_folded, **keywords)
-        except TypeError:  # jax's own names a function that the user did not write
-            wrapped = self._static.wrap_static(args, kwargs) if self._static else (args, kwargs)
-            write = "static_argnums or static_argnames for it"
-            require_array_arguments(parts_of(tuple(wrapped)), "jit", write)
-            raise
+        value, changed = jitted(*from_folded, **keywords)
         if is_any_open:
             roots = roots_of(self._static.wrap_static(args, kwargs))
             return write_back(roots, unfold(value), unfold(changed.modules), changed.origins)

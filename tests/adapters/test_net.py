@@ -191,7 +191,7 @@ def test_adapters_of_several_ranks_are_stacked_after_padding():
         lm = pax.adapters.add(lm, f"layers.{layer}.attention.query", rank=rank, alpha=alpha)
     lm = lm.at("layers.*.attention.query.adapters.*.lora_b").apply(lambda b: b + 0.5)
     tokens = jnp.array([[3, 1, 4]])
-    with refused(ValueError, "rank", write="adapters.pad_ranks(net) before"):
+    with refused(ValueError, "rank", "adapters.pad_ranks(net) before"):
         lm.scanned()
     padded = pax.adapters.pad_ranks(lm)
     assert_close(padded(tokens), lm(tokens), rtol=1e-5)

@@ -154,7 +154,6 @@ def test_the_cache_of_another_net_is_refused(change, found, listed):
 @pytest.mark.parametrize(
     ("call", "where", "got"),
     [
-        (lambda lm, cache: lm(TOKEN, cache={"keys": cache.keys}), "Decoder(cache=...)", "dict"),
         (lambda lm, _: lm("text"), "Decoder(tokens)", "'text'"),
         (lambda lm, _: lm([[1, 2], [3]]), "Decoder(tokens)", "[[1, 2], [3]]"),
         (lambda lm, _: lm(TOKEN, np.ones(1, "f4")), "Decoder(lengths=...)", "float32[1]"),

@@ -18,7 +18,6 @@ from jax.tree_util import tree_flatten_with_path, tree_leaves, tree_map, tree_st
 from pax_export._foundations.errors import (
     InvalidArgumentError,
     InvalidArgumentTypeError,
-    near_names,
 )
 from pax_export._foundations.types import PyTree
 from pax_export.core._parameters import merge
@@ -418,15 +417,12 @@ def require_names_among(
 
 
 def _near_filter(name: str | PathContains | PathIn, leaves: list[FilteredLeaf]) -> str:
-    """Suggests a filter of these leaves in place of one that selects none."""
-    none = "a filter of modules with leaves: these have none"
-    if isinstance(name, str):
-        paths = [leaf.name for leaf in leaves]
-        return better_path(name, [*[path.split(".")[0] for path in paths], *paths]) or none
-    if isinstance(name, PathContains):
-        keys = {repr(key): key for leaf in leaves for key in leaf.path}
-        near = near_names(repr(name.key), keys, 3) or list(keys)[:3]
-        return " or ".join(f"PathContains({key})" for key in near) or none
-    paths = {dotted_path(leaf.path): leaf.path for leaf in leaves}
-    near = near_names(dotted_path(next(iter(name.paths))), paths, 3) or list(paths)[:3]  # type: ignore
-    return " or ".join(f"PathIn({paths[key]!r})" for key in near) or none
+    """Suggests paths of these leaves in place of a filter that selects none."""
+    paths = [leaf.name for leaf in leaves]
+    text = name if isinstance(name, str) else dotted_path(_first_key(name))
+    near = better_path(text, [*[path.split(".")[0] for path in paths], *paths])
+    return near or "a filter of modules with leaves: these have none"
+
+
+def _first_key(name: PathContains | PathIn) -> Iterable[Any]:
+    return [name.key] if isinstance(name, PathContains) else next(iter(name.paths))

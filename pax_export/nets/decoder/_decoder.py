@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.tree_util import tree_flatten, tree_leaves, tree_map
 
 from pax_export._foundations.check import checked_choice
-from pax_export._foundations.errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export._foundations.errors import InvalidArgumentError
 from pax_export._foundations.jax import is_tracer
 from pax_export._foundations.types import Array, DTypeLike
 from pax_export.core import Module
@@ -45,16 +45,6 @@ from pax_export.transforms import stack_layers, unstack_layers, vmap
 from pax_export.weights import local_path
 
 _FORMS = ("scanned", "listed")
-
-
-def _check_config(config: DecoderConfig, where: str) -> None:
-    if not isinstance(config, DecoderConfig):
-        raise InvalidArgumentTypeError(
-            "A Decoder needs a configuration.",
-            where=where,
-            got=f"{type(config).__name__}: {config!r:.100}",
-            write="DecoderConfig.llama(...), or DecoderConfig.from_hf(json.load(file))",
-        )
 
 
 class Decoder(Module):
@@ -107,7 +97,6 @@ class Decoder(Module):
         remat: bool = True,
     ):
         super().__init__()
-        _check_config(config, "Decoder.config")
         checked_choice(layers, _FORMS, "Decoder.layers")
         dtype = weight_dtype(dtype, "Decoder")
         self.config, self.remat = config, bool(remat)
@@ -204,8 +193,6 @@ class Decoder(Module):
         """
         checked_choice(layers, _FORMS, "Decoder.from_pretrained(layers=...)")
         dtype = weight_dtype(dtype, "Decoder.from_pretrained")
-        if config is not None:
-            _check_config(config, "Decoder.from_pretrained(config=...)")
         return decoder_of_folder(cls, local_path(folder, revision), config, layers, dtype)
 
     # --- with stacked layers or with a list -----------------------------------------------
@@ -340,8 +327,7 @@ class Decoder(Module):
         Raises:
             InvalidArgumentError: shapes do not match, or the cache is of another net; outside of
                 jit also for ids outside of the vocabulary, invalid lengths, and a full cache.
-            InvalidArgumentTypeError: (a TypeError) tokens or lengths are not integers, or the
-                cache has the wrong type.
+            InvalidArgumentTypeError: (a TypeError) tokens or lengths are not integers.
         """
         tokens = require_integers(tokens, "Tokens", "Decoder(tokens)")
         lengths = (
@@ -485,15 +471,8 @@ class Decoder(Module):
             )
         check_ids(tokens, lengths, self.config.vocab_size, "Decoder(tokens)")
 
-    def _check_cache(self, cache: DecoderCache | None, batch: int) -> None:
+    def _check_cache(self, cache: DecoderCache, batch: int) -> None:
         config, where = self.config, "Decoder(cache=...)"
-        if not isinstance(cache, DecoderCache):
-            raise InvalidArgumentTypeError(
-                "Expected a cache of a Decoder.",
-                where=where,
-                got=f"{type(cache).__name__}: {cache!r:.80}",
-                write="lm.init_cache(batch, max_length), or the cache of an earlier call",
-            )
         windowed = [config.kind_of(i).window is not None for i in range(config.num_layers)]
         rolled = sum(windowed) if cache.is_rolling else 0
         own = (config.num_layers - rolled, rolled, config.num_kv_heads, config.head_size)
