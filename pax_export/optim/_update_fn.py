@@ -145,7 +145,7 @@ def _changing_arrays(model: Module) -> list[jax.Array]:
             continue
         averages = isinstance(layer, StateModule) and layer._pax_changes == "in train mode"
         if model.training or not averages or parent._pax_changes:
-            found.extend(_state_arrays(layer))
+            found.extend(_state_arrays(layers[path]))
     return jax.tree_util.tree_leaves(found)
 
 

@@ -102,6 +102,7 @@ def test_unknown_mesh_axes_are_refused():
         ((-1, 8), {}, "batch", "-1"),
         ((2, -8), {"listed": True}, "max_length", "-8"),
         ((2, None), {}, "max_length", "NoneType: None"),
+        ((2, 2**40), {}, "max_length", "max_length=1099511627776"),
     ],
 )
 def test_invalid_sizes_and_dtypes_of_a_cache_are_refused(sizes, options, argument, got):

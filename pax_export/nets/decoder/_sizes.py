@@ -65,7 +65,21 @@ def require_integers(value: object, what: str, where: str) -> Any:
             got=f"{value!r:.80}" if array is None else f"{array.dtype}{list(array.shape)}",
             write=f"{what.lower()}.astype(jnp.int32)",
         )
+    if isinstance(value, np.ndarray) and _is_cut(value, array.dtype):
+        raise InvalidArgumentError(
+            f"{what} are larger than the integers of jax here.",
+            where=where,
+            got=f"from {value.min()} to {value.max()}",
+            write=f"{what.lower()} within {array.dtype}",
+        )
     return array
+
+
+def _is_cut(value: np.ndarray, dtype: np.dtype) -> bool:
+    """Whether jax has narrower integers than an array of numpy needs."""
+    if value.dtype.itemsize <= dtype.itemsize or not value.size:
+        return False
+    return value.min() < np.iinfo(dtype).min or value.max() > np.iinfo(dtype).max
 
 
 def check_ids(tokens: Array, lengths: Array | None, size: int | None, where: str) -> None:
@@ -94,7 +108,16 @@ def cache_size(value: object, name: str) -> Any:
     """A number of rows, or of places, of a cache; one with a name while an export is traced."""
     if not isinstance(value, numbers.Integral) and _has_name(value):
         return value
-    return checked_integer(value, f"Decoder.init_cache: {name}", least=0)
+    where = f"Decoder.init_cache: {name}"
+    size = checked_integer(value, where, least=0)
+    if size > _MOST:
+        raise InvalidArgumentError(
+            "The size of a cache must fit in int32.",
+            where=where,
+            got=f"{name}={size}",
+            write=f"at most {_MOST}",
+        )
+    return size
 
 
 def _has_name(size: Any) -> bool:
