@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Any
 
 import jax
@@ -23,7 +24,6 @@ from pax_export._foundations.errors import (
     InvalidArgumentError,
     StructureMismatchError,
     UntrainedArrayWarning,
-    a_few,
 )
 from pax_export._foundations.types import PyTree
 from pax_export.core._check import structure_differences
@@ -345,20 +345,26 @@ def _own_arrays(module: Node) -> list[str]:
 
 def unfreeze_like(module: Node, origin: Node) -> Any:
     """The leaves of a frozen module in the tree of the module before it was frozen."""
-    leaves, before = _paths_and_shapes(module), _paths_and_shapes(origin)
-    if leaves != before:
-        raise InvalidArgumentError(
-            "unfreeze_parameters needs the module that was frozen as its origin.",
-            got=a_few(sorted(f"{path}: {shape}" for path, shape in leaves ^ before), 4),
-            write="unfreeze the part that was frozen, and then exchange layers; or make the same "
-            "exchange in the origin: origin=net.replace(...)",
-        )
+    pairs = zip_longest(
+        map(_path_and_shape, named_leaves(module)),
+        map(_path_and_shape, named_leaves(origin)),
+        fillvalue="nothing",
+    )
+    for own, before in pairs:
+        if own != before:
+            raise InvalidArgumentError(
+                "unfreeze_parameters needs the module that was frozen as its origin.",
+                where=own.partition(" ")[0],
+                got=f"{own} where the origin has {before}",
+                write="unfreeze the part that was frozen, and then exchange layers; or make the "
+                "same exchange in the origin: origin=net.replace(...)",
+            )
     structure = jax.tree_util.tree_structure(origin)
     return jax.tree_util.tree_unflatten(structure, jax.tree_util.tree_leaves(module))
 
 
-def _paths_and_shapes(module: Node) -> set[tuple[str, Any]]:
-    return {(path, getattr(leaf, "shape", None)) for path, leaf in named_leaves(module)}
+def _path_and_shape(named: tuple[str, Any]) -> str:
+    return f"{named[0]} {getattr(named[1], 'shape', '')}"
 
 
 # --- roles ------------------------------------------------------------------------------

@@ -122,7 +122,7 @@ def test_freezing():
     for kept in (frozen.eval().train(), frozen.replace(kind="x"), frozen.copy()):
         assert jax.tree_util.tree_leaves(kept.parameters()) == []
     assert pax.unfreeze_parameters(frozen, origin=net) == net
-    with refused(ValueError, got="a module with 10 leaves and an origin with 2"):
+    with refused(ValueError, "where the origin has"):
         pax.unfreeze_parameters(frozen, origin=Dense())
 
 
@@ -179,18 +179,18 @@ def test_unfreezing_with_the_origin_before_another_head_is_refused():
     frozen = pax.freeze_parameters(net).replace(head=pax.Linear(512, 10))
     with refused(
         InvalidArgumentError, where="head.weight",
-        got="float32[512,10] where the origin has head.weight: float32[512,3]",
+        got="head.weight (512, 10) where the origin has head.weight (512, 3)",
     ):  # fmt: skip
         pax.unfreeze_parameters(frozen, origin=net)
     frozen = pax.freeze_parameters(net).replace(head=pax.Linear(512, 3, with_bias=False))
-    with refused(InvalidArgumentError, got="a module with 9 leaves and an origin with 10"):
+    with refused(InvalidArgumentError, "nothing where the origin has head.bias"):
         pax.unfreeze_parameters(frozen, origin=net)
     swapped = (
         pax.freeze_parameters(net)
         .set_attribute("tail", jnp.ones(3))
         .replace(head=pax.Linear(512, 3, with_bias=False))
     )
-    with refused(InvalidArgumentError, where="tail"):
+    with refused(InvalidArgumentError, "where the origin has head.bias"):
         pax.unfreeze_parameters(swapped, origin=net)
     again = pax.unfreeze_parameters(pax.freeze_parameters(net), origin=net)
     assert again == net
