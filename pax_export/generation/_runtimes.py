@@ -159,8 +159,7 @@ def export_for_runtime(
     writing: Any = single_file if runtime.is_file else directory
     ours = _recognize_export(runtime) if overwrite else None
     writing.check(path, ours)
-    weights = sum(leaf.nbytes for leaf in jax.tree.leaves(job.lm))
-    with writing.replace_path(path, ours, weights) as written:
+    with writing.replace_path(path, ours) as written:
         result = runtime.write(job, written)
         wrote = time.perf_counter()
         details, ties, left_out = {}, (), ("not validated",)

@@ -178,7 +178,7 @@ class Tokenizer:
         folder = directory.place(folder)
         stale_temporaries.sweep(folder)
         try:
-            with directory.temporary_sibling(folder / "tokenizer.json", 0) as temporary:
+            with directory.temporary_sibling(folder / "tokenizer.json") as temporary:
                 for name, content in self.files().items():
                     (temporary / name).write_bytes(content)
                 disk.sync(temporary)

@@ -74,13 +74,13 @@ def check_plain(path: Path) -> None:
 
 @contextmanager
 def replace_path(
-    path: str | os.PathLike[str], ours: overwrite_guard.Recognize | None, needed: int = 0
+    path: str | os.PathLike[str], ours: overwrite_guard.Recognize | None
 ) -> Iterator[Path]:
     """Yields an empty directory that becomes ``path``, or replaces `ours`, after the block."""
     path = place(path)
     stale_temporaries.sweep(path.parent)
     check(path, ours)
-    with temporary_sibling(path, needed) as temporary:
+    with temporary_sibling(path) as temporary:
         yield temporary
         disk.sync(temporary)
         move_into_place(temporary, path, ours, overwrite_guard.check_folder, _replace_directory)
@@ -88,17 +88,14 @@ def replace_path(
 
 
 @contextmanager
-def temporary_sibling(path: Path, needed: int) -> Iterator[Path]:
+def temporary_sibling(path: Path) -> Iterator[Path]:
     """Yields a hidden directory next to a path, removed with the parents created for it."""
     created: list[Path] = []
     try:
-        with disk.full_disk_explained(path, needed), ExitStack() as until_moved:
+        with ExitStack() as until_moved:
             try:
                 _make_parents(path, created)
-                disk.check_room(path, needed)
                 temporary = until_moved.enter_context(stale_temporaries.claim_temporary(path))
-            except ExportPathError:
-                raise
             except OSError as error:
                 raise unwritable_error(path, error) from error
             with _named_by_path(temporary, path):

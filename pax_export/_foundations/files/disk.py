@@ -1,57 +1,11 @@
-"""Free disk space, and what is brought to the disk."""
+"""What is brought to the disk, and numbers of bytes as text."""
 
 from __future__ import annotations
 
-import errno
 import os
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-from pax_export._foundations.errors import ExportPathError
 from pax_export._foundations.files import system
-
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
-def check_room(path: Path, needed: int) -> None:
-    """Refuses, by an ExportPathError, to begin a write that cannot end well."""
-    room = shutil.disk_usage(path.parent)
-    # A file system that does not count blocks reports none at all.
-    if room.total and room.free < needed:
-        raise _full_disk_error(path, needed, f"{bytes_text(room.free)} free")
-
-
-@contextmanager
-def full_disk_explained(path: Path, needed: int) -> Iterator[None]:
-    """Says in our words that the disk is full, whoever was the first to notice."""
-    try:
-        yield
-    except ExportPathError:
-        raise
-    except Exception as error:  # of any writer; all but a full disk is raised again
-        if _is_full(error):
-            got = getattr(error, "got", None) or f"{type(error).__name__}: {error}"
-            raise _full_disk_error(path, needed, str(got)[:300]) from error
-        raise
-
-
-def _is_full(error: Exception) -> bool:
-    if isinstance(error, OSError) and error.errno is not None:
-        return error.errno in _FULL
-    # TensorFlow wraps the system's error in its own class.
-    return any(os.strerror(number) in str(error) for number in _FULL)
-
-
-def _full_disk_error(path: Path, needed: int, got: str) -> ExportPathError:
-    return ExportPathError(
-        "There is not enough room on the disk for the export.",
-        where=str(path),
-        got=f"{got}; about {bytes_text(needed)} ({needed} bytes) needed" if needed else got,
-        write="a path on another disk, or free some room; an old export is removed only after "
-        "the new one is written",
-    )
 
 
 def sync(directory: Path) -> None:

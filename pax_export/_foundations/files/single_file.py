@@ -46,9 +46,7 @@ def _check_place(path: Path, ours: overwrite_guard.Recognize | None) -> None:
 
 
 @contextmanager
-def replace_path(
-    path: Path, ours: overwrite_guard.Recognize | None, needed: int = 0
-) -> Iterator[Path]:
+def replace_path(path: Path, ours: overwrite_guard.Recognize | None) -> Iterator[Path]:
     """Yields the path of a file that becomes ``path``, or replaces `ours`, if the block succeeds.
 
     Its card and external data are replaced, too.
@@ -57,7 +55,7 @@ def replace_path(
     path = path.absolute()
     stale_temporaries.sweep(path.parent)
     old = set(all_data_of_file(path))
-    with directory.temporary_sibling(path, needed) as folder:
+    with directory.temporary_sibling(path) as folder:
         temporary = folder / path.name  # in a directory, together with side files of a runtime
         yield temporary
         disk.sync(folder)

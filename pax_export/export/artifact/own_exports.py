@@ -133,7 +133,7 @@ def write_anew(old: Path, place: Path, report: Report) -> None:
 def _in_file(path: Path, report: Report) -> None:
     card = card_of_file(path)
     drawing, ours = _drawing_of(card), recognize_card(card) is not None
-    with single_file.replace_path(path, export_of_ours, path.stat().st_size) as place:
+    with single_file.replace_path(path, export_of_ours) as place:
         shutil.copyfile(path, place)
         embedded.replace(place, report_text(report))
         for each in all_data_of_file(path):

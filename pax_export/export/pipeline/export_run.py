@@ -208,9 +208,9 @@ class ExportRun(Progress):
         if self._card and format.suffix:
             check_card(self.path)
 
-    def place(self, needed: int = 0) -> AbstractContextManager[Path]:
-        """A temporary place for about `needed` bytes that replaces the path when the block ends."""
-        return self._writing.replace_path(self.path, self._ours, needed)
+    def place(self) -> AbstractContextManager[Path]:
+        """A temporary place that replaces the path when the block ends."""
+        return self._writing.replace_path(self.path, self._ours)
 
     def write_card(self, report: Report, place: Path) -> None:
         """Writes the HTML card, if wanted, into a folder or next to a file."""

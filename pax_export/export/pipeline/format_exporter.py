@@ -109,10 +109,6 @@ class Contents(ABC):
     name: str
     variables: Sequence[VariableInfo]
 
-    def estimate_bytes(self) -> int:
-        """The expected number of bytes."""
-        return sum(each.bytes for each in self.variables)
-
     @abstractmethod
     def write(self, place: Path) -> Any:
         """Writes it, into a folder or to a file; returns facts for the report."""

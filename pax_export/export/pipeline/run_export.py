@@ -138,7 +138,7 @@ class _Export:
     def write(self) -> Report:
         run = self.run
         contents = self.exporter.make(run, self.request)
-        with run.place(contents.estimate_bytes()) as place:
+        with run.place() as place:
             while True:
                 with run.phase("write"):
                     written = contents.write(place)

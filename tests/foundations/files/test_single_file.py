@@ -16,8 +16,8 @@ def ours(path):
     return (lambda name: False) if path.read_bytes() in (b"old", b"new") else None
 
 
-def save(path, content=b"new", overwrite=False, needed=0):
-    with single_file.replace_path(path, ours if overwrite else None, needed) as temporary:
+def save(path, content=b"new", overwrite=False):
+    with single_file.replace_path(path, ours if overwrite else None) as temporary:
         (temporary.parent / "beside").write_bytes(b"what a runtime leaves")
         temporary.write_bytes(content)
 
@@ -84,13 +84,6 @@ with single_file.replace_path(Path(sys.argv[1]), None) as temporary:
         save(path)
         assert names(tmp_path) == [living.name, "model"]
     assert names(tmp_path) == ["model"]
-
-
-def test_what_does_not_fit_is_not_begun(tmp_path):
-    with pytest.raises(ExportPathError) as caught:
-        save(tmp_path / "deep" / "model", needed=2**62)
-    assert caught.value.__cause__ is None
-    assert names(tmp_path) == []
 
 
 def test_it_reaches_the_disk_before_the_name(tmp_path, monkeypatch):

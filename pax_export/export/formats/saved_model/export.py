@@ -316,10 +316,6 @@ class _SavedModelContents(Contents):
     requests: Mapping[str, warmup.Requests]
     chosen: bool = True  # by the user: the operations
 
-    def estimate_bytes(self) -> int:
-        infos = self.lowered.signature_infos().values()
-        return super().estimate_bytes() + sum(each.module_bytes for each in infos)
-
     def write(self, place: Path) -> None:
         lowered = self.lowered
         writer.write(place, lowered.store, lowered.signatures, lowered.initializer)

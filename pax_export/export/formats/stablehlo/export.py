@@ -175,12 +175,6 @@ class _BundleContents(Contents):
     weights: Mapping[str, Any]
     calls: Mapping[str, list[Arrays]]  # the examples of each signature
 
-    def estimate_bytes(self) -> int:
-        made = self.functions.values()
-        modules = sum(len(each.exported.mlir_module_serialized) for each in made)
-        portable = sum(len(module.portable.module) for each in made for module in each.modules)
-        return super().estimate_bytes() + modules + portable
-
     def write(self, place: Path) -> dict[str, str]:
         """Writes all files but report and card, and returns their hashes."""
         for file, each in self.functions.items():

@@ -52,7 +52,7 @@ from pax_export.export.validation.serve import Run
 
 _LITERT = "ai_edge_litert.interpreter"
 #: How many bytes of a file a byte of weights is.
-_SIZES = {None: 1.0, "float16": 0.5, "dynamic": 0.25}
+
 #: How much farther from jax than rounding the numbers of a quantized model are.
 _FACTORS = {None: 1.0, "float16": 50.0, "dynamic": 1000.0}
 
@@ -168,9 +168,6 @@ class _TfliteContents(ProgramContents):
     options: TfliteOptions
     #: Report entries about quantized weights, once known.
     integers: dict[str, Any] = field(default_factory=dict)
-
-    def estimate_bytes(self) -> int:
-        return int(super().estimate_bytes() * _SIZES[self.options.quantize])
 
     def write(self, place: Path) -> _Written:
         if self.options.quantize == "dynamic" and (names := not_finite(self.stored())):
