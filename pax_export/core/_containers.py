@@ -131,7 +131,7 @@ def _copy_of_own_kind(value: object) -> Any:
             new = tuple.__new__(type(value), map(copy_containers, value))
             return _with_attributes_of(value, new)
         new = copy.copy(value)
-    except Exception:  # third-party classes may raise anything
+    except Exception:  # of a third-party `__copy__`, which it hides: such an object is shared
         return value
     # Past the class's own methods: a copy that is filled does not check or count again.
     if isinstance(new, dict):

@@ -96,7 +96,7 @@ def module_html(module: Node) -> str | None:
     """The tree of a module as collapsible HTML; None if it cannot be inspected."""
     try:
         return verb("inspect")(module)._repr_html_()
-    except Exception:  # the notebook prints the text instead
+    except Exception:  # hides any fault of `inspect`: the notebook prints the text instead
         return None
 
 

@@ -161,28 +161,29 @@ def _named_arguments(function: Callable, args: tuple, kwargs: dict[str, Any]) ->
 
 
 def _cache_key(tree: PyTree) -> Any:
-    leaves, treedef = jax.tree_util.tree_flatten(tree)
-    return treedef, tuple([_leaf_kind(leaf) for leaf in leaves])
+    leaves, treedef = jax.tree_util.tree_flatten(_abstract_tree(tree))
+    return treedef, tuple(map(static_key, leaves))
 
 
-def _leaf_kind(leaf: object) -> Any:
-    """Returns the key of a leaf in jax's cache; for a static argument, its type and value."""
-    if is_array(leaf) or isinstance(leaf, (bool, int, float, complex)):
-        shaped = jax.typeof(leaf)
-        return shaped.shape, str(shaped.dtype), bool(getattr(shaped, "weak_type", False))
-    return static_key(leaf)
+class _Shaped(str):
+    """The dtype and shape of data, as text."""
+
+    __repr__ = str.__str__
+
+
+def _is_data(leaf: object) -> bool:
+    return is_array(leaf) or isinstance(leaf, (bool, int, float, complex))
+
+
+def _shaped(leaf: Any) -> _Shaped:
+    kind = jax.typeof(leaf)
+    weak = " (weak: a Python number)" if getattr(kind, "weak_type", False) else ""
+    return _Shaped(f"{kind.dtype}[{','.join(map(str, kind.shape))}]{weak}")
 
 
 def _abstract_tree(tree: PyTree) -> Any:
     """The tree without its data, to be compared with later ones."""
-    return jax.tree_util.tree_map(
-        lambda x: (
-            jax.ShapeDtypeStruct(*_leaf_kind(x)[:2], weak_type=_leaf_kind(x)[2])
-            if is_array(x) or isinstance(x, (bool, int, float, complex))
-            else x
-        ),
-        tree,
-    )
+    return jax.tree_util.tree_map(lambda x: _shaped(x) if _is_data(x) else x, tree)
 
 
 def _differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
@@ -193,23 +194,10 @@ def _differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
         return lines
     pairs = zip(named_leaves(old), named_leaves(new))
     return [
-        f"{path}: {_leaf_text(a)} before, {_leaf_text(b)} now"
+        f"{path}: {a!r} before, {b!r} now"
         for (path, a), (_, b) in pairs
-        if _describe_leaf(a) != _describe_leaf(b)
+        if static_key(a) != static_key(b)
     ]
-
-
-def _describe_leaf(leaf: object) -> Any:
-    if isinstance(leaf, jax.ShapeDtypeStruct):
-        return leaf.shape, str(leaf.dtype), leaf.weak_type
-    return static_key(leaf)
-
-
-def _leaf_text(leaf: object) -> str:
-    if not isinstance(leaf, jax.ShapeDtypeStruct):
-        return repr(leaf)
-    shape = ",".join(map(str, leaf.shape))
-    return f"{leaf.dtype}[{shape}]" + (" (weak: a Python number)" if leaf.weak_type else "")
 
 
 def _without_addresses(line: str) -> str:
