@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from jax.tree_util import tree_flatten, tree_leaves, tree_structure
 
-from pax_export._foundations.errors import StructureMismatchError
+from pax_export._foundations.errors import InvalidArgumentError, StructureMismatchError
 from pax_export._foundations.types import ArrayLike, PyTree
 from pax_export.core import Module, is_node, modules_and_leaves
 from pax_export.transforms._checks import tree_differences
@@ -85,6 +85,7 @@ def switch(index: ArrayLike, branches: Sequence[Callable[..., Any]], *operands: 
         StructureMismatchError: (a ValueError) the branches return, or leave in a module, different
             structures, shapes or dtypes.
         InvalidArgumentTypeError: (a TypeError) an operand or a result is not an array.
+        InvalidArgumentError: (a ValueError) there are no branches.
 
     Example:
         >>> import jax.numpy as jnp, pax_export as pax
@@ -94,6 +95,8 @@ def switch(index: ArrayLike, branches: Sequence[Callable[..., Any]], *operands: 
         (1, 3)
     """
     named = {f"branches[{i}]": function for i, function in enumerate(branches)}
+    if not named:
+        raise InvalidArgumentError("switch needs at least one branch.", where="switch.branches")
     return _call_one("switch", named, operands, lambda all_, x: jax.lax.switch(index, all_, x))
 
 

@@ -8,7 +8,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from pax_export._foundations.errors import InvalidArgumentTypeError
 from pax_export.core import (
     FilteredLeaf,
     Selector,
@@ -33,6 +35,9 @@ def rng_fold(index: int | jax.Array) -> AbstractContextManager[None]:
     Args:
         index: an integer that fits into uint32, or an integer array without axes.
 
+    Raises:
+        InvalidArgumentTypeError: (a TypeError and ValueError) the index is another value.
+
     Example:
         >>> import pax_export as pax
         >>> from pax_export import transforms as T
@@ -44,6 +49,18 @@ def rng_fold(index: int | jax.Array) -> AbstractContextManager[None]:
         >>> bool(abs(layers.vmap_module.weight[2] - layer.weight).max() < 1e-6)
         True
     """
+    is_array = isinstance(index, (jax.Array, np.ndarray, np.generic))
+    if is_array and jnp.issubdtype(index.dtype, jnp.integer):
+        fits = jnp.ndim(index) == 0
+    else:
+        fits = type(index) is int and 0 <= index < 2**32
+    if not fits:
+        raise InvalidArgumentTypeError(
+            "The index of rng_fold must be an integer from 0 to 2**32 - 1.",
+            where="rng_fold.index",
+            got=f"{type(index).__name__}: {index!r}"[:120],
+            write="with rng_fold(0): ...",
+        )
     return keys_changed_by(lambda key: jax.random.fold_in(key, index))
 
 

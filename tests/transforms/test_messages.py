@@ -184,6 +184,11 @@ CALLS = {
         lambda: T.vmap(lambda x, *, y, z=0: x, in_axes_kwargs={"z": 0})(two, y=two),
         fields(where="y", got="in_axes_kwargs={'z': 0}"),
     ),
+    "an index beyond uint32": (
+        lambda: T.rng_fold(2**32),
+        fields(where="rng_fold.index", got="int: 4294967296"),
+    ),
+    "a negative index": (lambda: T.rng_fold(-1), fields(got="int: -1")),
 }
 
 
@@ -364,6 +369,9 @@ WRONG_KINDS = {
     "length": lambda: T.scan(both, length=3.0),
     "unroll": lambda: T.scan(both, unroll="2"),
     "carry_argnum": lambda: T.scan(both, carry_argnum="c"),
+    "index": lambda: T.rng_fold("a"),
+    "index that is a float": lambda: T.rng_fold(1.5),
+    "index with axes": lambda: T.rng_fold(jnp.arange(2)),
 }
 
 
@@ -387,3 +395,17 @@ def test_jit_warns_once_of_an_ambient_key():
 def test_jit_has_no_abstracted_axes():
     with refused(NotImplementedError, "abstracted_axes"):
         T.jit(both, abstracted_axes=("n",))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"static_argnames": "c"},
+        {"static_argnums": (0, 2)},
+        {"donate_argnames": ["a", "c"]},
+        {"donate_argnums": -3},
+    ],
+)
+def test_jax_refuses_arguments_that_the_function_lacks(options):
+    with pytest.raises(ValueError, match="Jitted function has"):
+        T.jit(both, **options)
