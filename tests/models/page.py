@@ -177,7 +177,8 @@ def _matrix(results: Results) -> Iterable[str]:
         "Node.js) read the ONNX file, each in a process of its own that is stopped after 110 "
         "seconds. Models that are called with NaN are written with `exact=True` for OpenVINO and "
         "IREE, whose `Relu`, `Clip` and maxima lose it, and those with `Gelu` for IREE, where it "
-        "is apart. *fixed*: with numbers in the place of "
+        "is apart. torch runs the program in a process without jax. "
+        "*fixed*: with numbers in the place of "
         "symbolic sizes. `tox -e matrix` tries them, and writes this table; a dash is a model that "
         "was not tried; *last* is how many were tried on the last day, with the files of that day."
     )

@@ -59,7 +59,8 @@ def validate(
             raise GradientMismatchError(
                 "The gradient of the exported model cannot be computed.",
                 got=message,
-                write="vjp_order=0, if gradients are not needed; please report this",
+                write="trainable=False, or of to_saved_model vjp_order=0, if gradients are not "
+                "needed; please report this",
             ) from error
         processed = any(case.stage == "all" for case in made)
         advice = next((case.advice for case in made if case.advice), None)
