@@ -64,7 +64,7 @@ def _is_symbolic(*given: PyTree) -> bool:
 
 
 def _linspace(
-    start: Any, stop: Any, num: Any = 50, endpoint: bool = True, retstep: bool = False,
+    start: ArrayLike, stop: ArrayLike, num: Any = 50, endpoint: bool = True, retstep: bool = False,
     dtype: DTypeLike | None = None, axis: int = 0,
 ) -> Any:  # fmt: skip
     wanted = dtype or jnp.result_type(float, start, stop)
@@ -84,7 +84,7 @@ def _linspace(
 
 
 def _logspace(
-    start: Any, stop: Any, num: Any = 50, endpoint: bool = True, base: Any = 10.0,
+    start: ArrayLike, stop: ArrayLike, num: Any = 50, endpoint: bool = True, base: ArrayLike = 10.0,
     dtype: DTypeLike | None = None, axis: int = 0,
 ) -> Any:  # fmt: skip
     row = jnp.power(base, _linspace(start, stop, num, endpoint, axis=axis))
@@ -131,14 +131,14 @@ def _make_window(shape: Callable[..., Any]) -> Callable:
 
 
 def _cosine_window(*parts: float) -> Callable:
-    def shape(share: Any) -> Any:
+    def shape(share: Array) -> Any:
         turns = (part * jnp.cos(2 * math.pi * k * share) for k, part in enumerate(parts))
         return sum(turns, jnp.zeros_like(share))
 
     return _make_window(shape)
 
 
-def _kaiser(share: Any, beta: Any) -> Any:
+def _kaiser(share: Array, beta: ArrayLike) -> Any:
     return jnp.i0(beta * jnp.sqrt(1 - (2 * share - 1) ** 2)) / jnp.i0(jnp.asarray(beta, float))
 
 
@@ -149,7 +149,7 @@ def _searchsorted(
     a: ArrayLike,
     v: ArrayLike,
     side: str = "left",
-    sorter: Any = None,
+    sorter: ArrayLike | None = None,
     method: str = "scan",
     dtype: DTypeLike | None = None,
 ) -> Any:
@@ -175,7 +175,12 @@ def _searchsorted(
 
 
 def _interp(
-    x: ArrayLike, xp: Any, fp: Any, left: Any = None, right: Any = None, period: Any = None
+    x: ArrayLike,
+    xp: ArrayLike,
+    fp: ArrayLike,
+    left: ArrayLike | str | None = None,
+    right: ArrayLike | str | None = None,
+    period: ArrayLike | None = None,
 ) -> Any:
     if period is not None or isinstance(left, str) or isinstance(right, str):
         return NotImplemented
@@ -190,7 +195,7 @@ def _interp(
     return jnp.where(x > xp[-1], fp[-1] if right is None else right, found)
 
 
-def _is_less(one: Any, other: Any) -> Any:
+def _is_less(one: Array, other: Array) -> Any:
     if not jnp.issubdtype(one.dtype, jnp.floating):
         return one < other
     return (one < other) | (jnp.isnan(other) & ~jnp.isnan(one))
@@ -223,12 +228,12 @@ def _pad_pairs(pad_width: Any, count: int) -> list[tuple[Any, Any]]:
     return pairs * count if len(pairs) == 1 else pairs
 
 
-def _reflect_places(places: Any, size: Any) -> Any:
+def _reflect_places(places: Array, size: Array) -> Any:
     around = places % jnp.maximum(2 * (size - 1), 1)
     return jnp.where(around < size, around, 2 * (size - 1) - around)
 
 
-def _mirror_places(places: Any, size: Any) -> Any:
+def _mirror_places(places: Array, size: Array) -> Any:
     around = places % (2 * size)
     return jnp.where(around < size, around, 2 * size - 1 - around)
 
@@ -257,7 +262,7 @@ _SCAN, _PAD = lax.scan, jnp.pad
 
 def _make_convolution(turned: bool) -> Callable:
     def convolve(
-        a: Array, v: Array, mode: str = "full", *, precision: Any = None,
+        a: Array, v: Array, mode: str = "full", *, precision: lax.PrecisionLike = None,
         preferred_element_type: DTypeLike | None = None,
     ) -> Any:  # fmt: skip
         a, v = jnp.asarray(a), jnp.asarray(v)
@@ -277,7 +282,13 @@ def _make_convolution(turned: bool) -> Callable:
     return convolve
 
 
-def _slide_kernel(a: Any, kernel: Any, mode: str, precision: Any, preferred: Any) -> Any:
+def _slide_kernel(
+    a: jax.Array,
+    kernel: jax.Array,
+    mode: str,
+    precision: lax.PrecisionLike,
+    preferred: DTypeLike | None,
+) -> Any:
     kind = jnp.result_type(a, kernel) if preferred else jnp.result_type(float, a, kernel)
     size = kernel.shape[0]
     pads = {"valid": (0, 0), "same": (size // 2, size - size // 2 - 1), "full": (size - 1,) * 2}
@@ -286,7 +297,7 @@ def _slide_kernel(a: Any, kernel: Any, mode: str, precision: Any, preferred: Any
     return lax.conv_general_dilated(*rows, (1,), [pads[mode]], **options)[0, 0]
 
 
-def _gradient(f: Any, *spacing: Any, axis: Any = None) -> Any:
+def _gradient(f: ArrayLike, *spacing: ArrayLike, axis: int | Sequence[int] | None = None) -> Any:
     """For evenly spaced numbers."""
     f = jnp.asarray(f)
     axes = range(f.ndim) if axis is None else [axis] if isinstance(axis, int) else axis
@@ -297,7 +308,7 @@ def _gradient(f: Any, *spacing: Any, axis: Any = None) -> Any:
     return found[0] if isinstance(axis, int) or f.ndim == 1 else found
 
 
-def _slope_along(f: Any, step: Any, axis: int) -> Any:
+def _slope_along(f: Array, step: ArrayLike, axis: int) -> Any:
     f = jnp.moveaxis(f, axis, 0)
     f = f.astype(jnp.result_type(float, f))
     places = jnp.arange(f.shape[0])
@@ -329,7 +340,7 @@ def _associative_scan(fn: Callable, elems: Any, reverse: bool = False, axis: int
     return tree_map(lambda each: jnp.moveaxis(each, 0, axis), found)
 
 
-def _irfft(a: ArrayLike, n: Any = None, axis: int = -1, norm: Any = None) -> Any:
+def _irfft(a: ArrayLike, n: Any = None, axis: int = -1, norm: str | None = None) -> Any:
     if norm is not None:
         return NotImplemented
     a = jnp.moveaxis(jnp.asarray(a), axis, -1)
@@ -364,7 +375,7 @@ def for_any_size(fun: Callable) -> Callable:
         leaves, tree = tree_flatten((args, kwargs))
         places = [place for place, leaf in enumerate(leaves) if _is_array(leaf)]
 
-        def flat(*values: Any) -> Any:
+        def flat(*values: Array) -> Any:
             filled = list(leaves)
             for place, value in zip(places, values):
                 filled[place] = value

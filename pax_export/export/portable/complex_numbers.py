@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pax_export._foundations.types import DTypeLike
+from pax_export._foundations.types import Array, DTypeLike
 from pax_export.export.portable.sizes import trace
 
 
@@ -41,7 +41,7 @@ def on_pairs(equation: Any, structs: Sequence[Any]) -> Any:
     function = COMPLEX[equation.primitive.name]
     halves = [half_dtype(atom.aval.dtype) for atom in equation.invars]
 
-    def run(*parts: Any, **parameters: Any) -> Any:
+    def run(*parts: Array, **parameters: Any) -> Any:
         left = iter(parts)
         given = [ComplexPair(next(left), next(left)) if half else next(left) for half in halves]
         return jax.tree.leaves(function(*given, **parameters))
@@ -58,7 +58,7 @@ def on_complex(*names: str) -> Callable[[Callable], Callable]:
     return register
 
 
-def _pair(x: Any) -> ComplexPair:
+def _pair(x: ComplexPair | jax.Array) -> ComplexPair:
     return x if isinstance(x, ComplexPair) else ComplexPair(x, jnp.zeros_like(x))
 
 
@@ -66,7 +66,7 @@ def _pair(x: Any) -> ComplexPair:
 
 
 @on_complex("conj")
-def _conj(x: Any, **_: object) -> ComplexPair:
+def _conj(x: ComplexPair | jax.Array, **_: object) -> ComplexPair:
     x = _pair(x)
     return ComplexPair(x.real, -x.imag)
 
@@ -110,7 +110,7 @@ def _sign(x: ComplexPair, **_: object) -> ComplexPair:
 
 
 @on_complex("convert_element_type")
-def _convert(x: Any, *, new_dtype: Any, **_: object) -> Any:
+def _convert(x: ComplexPair | jax.Array, *, new_dtype: DTypeLike, **_: object) -> Any:
     half = half_dtype(new_dtype)
     if half is None:  # the imaginary part is dropped, as jax does
         return x.real.astype(new_dtype)
@@ -121,8 +121,10 @@ def _convert(x: Any, *, new_dtype: Any, **_: object) -> Any:
 
 
 @on_complex("dot_general")
-def _dot_general(x: Any, y: Any, *, dimension_numbers: Any, **_: object) -> ComplexPair:
-    def times(left: Any, right: Any) -> Any:
+def _dot_general(
+    x: ComplexPair | jax.Array, y: ComplexPair | jax.Array, *, dimension_numbers: Any, **_: object
+) -> ComplexPair:
+    def times(left: Array, right: Array) -> Any:
         return lax.dot_general(left, right, dimension_numbers)
 
     if not isinstance(x, ComplexPair):
@@ -142,7 +144,7 @@ def _exp(x: ComplexPair, **_: object) -> ComplexPair:
     return ComplexPair(size * jnp.cos(x.imag), _times(size, jnp.sin(x.imag)))
 
 
-def _times(size: Any, share: Any) -> Any:
+def _times(size: Array, share: Array) -> Any:
     """A product that is 0 where the share is, however large the size."""
     return jnp.where(share == 0, share, size * share)
 
@@ -233,7 +235,9 @@ def _atanh(x: ComplexPair, **_: object) -> ComplexPair:
 
 
 @on_complex("sort")
-def _sort(*operands: Any, dimension: int, num_keys: int, is_stable: bool) -> Any:
+def _sort(
+    *operands: ComplexPair | jax.Array, dimension: int, num_keys: int, is_stable: bool
+) -> Any:
     """Sorts by the real part, then by the imaginary one."""
     keys, rest = (jax.tree.leaves(each) for each in (operands[:num_keys], operands[num_keys:]))
     return lax.sort((*keys, *rest), dimension, is_stable, len(keys))

@@ -17,6 +17,7 @@ import numpy as np
 from jax import lax
 from jax import numpy as jnp
 
+from pax_export._foundations.types import Array
 from pax_export.export.portable.complex_numbers import ComplexPair, multiply, on_complex
 from pax_export.export.portable.kept import call, fourier_matrix
 
@@ -36,17 +37,17 @@ Along = Callable[[ComplexPair, Any, Any, float], ComplexPair]
 
 
 @on_complex("fft")
-def fourier_products(x: Any, **parameters: Any) -> Any:
+def fourier_products(x: ComplexPair | jax.Array, **parameters: Any) -> Any:
     """Computes `jax.lax.fft` by products of matrices, on pairs."""
-    x = x if isinstance(x, ComplexPair) else ComplexPair(x, None)
-    found = _transform(x, _by_matrices, _times_matrix, **parameters)
+    pair = x if isinstance(x, ComplexPair) else ComplexPair(x, None)
+    found = _transform(pair, _by_matrices, _times_matrix, **parameters)
     return found.real if found.imag is None else found
 
 
-def fourier_sums(x: Any, **parameters: Any) -> Any:
+def fourier_sums(x: jax.Array, **parameters: Any) -> Any:
     """Computes `jax.lax.fft` along symbolic sizes, for XLA."""
-    x = ComplexPair(x.real, x.imag if jnp.iscomplexobj(x) else None)
-    found = _transform(x, _by_xla, _times_blocks, **parameters)
+    pair = ComplexPair(x.real, x.imag if jnp.iscomplexobj(x) else None)
+    found = _transform(pair, _by_xla, _times_blocks, **parameters)
     return found.real if found.imag is None else lax.complex(*found)
 
 
@@ -95,8 +96,8 @@ def _to_real(x: ComplexPair, length: Any, along: Along, sums: Along) -> Any:
     return sums(ComplexPair(x.real * one, x.imag * none), length, length, _BACKWARD).real
 
 
-def _product(x: ComplexPair, cosine: Any, sine: Any) -> ComplexPair:
-    def times(values: Any, wave: Any) -> Any:
+def _product(x: ComplexPair, cosine: Array, sine: Array) -> ComplexPair:
+    def times(values: Array, wave: Array) -> Any:
         return jnp.matmul(values, wave, precision=lax.Precision.HIGHEST)
 
     real, imag = times(x.real, cosine), times(x.real, sine)
@@ -180,7 +181,7 @@ def _chirped(x: ComplexPair, length: int, direction: float) -> ComplexPair:
     return multiply(jax.tree.map(lambda part: part[..., :length], found), of_x)
 
 
-def _constant(values: np.ndarray, like: Any) -> ComplexPair:
+def _constant(values: np.ndarray, like: Array) -> ComplexPair:
     return ComplexPair(np.real(values).astype(like.dtype), np.imag(values).astype(like.dtype))
 
 

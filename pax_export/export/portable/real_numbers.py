@@ -24,7 +24,7 @@ from pax_export._foundations.jaxpr import (
     jaxpr_dtypes,
     wrapped_program,
 )
-from pax_export._foundations.types import Atom, Equation, TracedProgram
+from pax_export._foundations.types import Array, Atom, Equation, TracedProgram
 from pax_export.export.portable.complex_numbers import COMPLEX, half_dtype, on_pairs
 from pax_export.export.portable.decompose import Has, decompose
 from pax_export.export.portable.decompositions.registry import NotDecomposedError
@@ -63,14 +63,14 @@ def _each(function: Callable, axes: int) -> Callable:
     return function
 
 
-def _bits(words: Any, *, bit_width: int, shape: Sequence[Any], **_: object) -> Any:
-    def draw(key: Any) -> Any:
+def _bits(words: Array, *, bit_width: int, shape: Sequence[Any], **_: object) -> Any:
+    def draw(key: Array) -> Any:
         return threefry_prng_impl.random_bits(key, bit_width, shape)
 
     return _each(draw, words.ndim - 1)(words)
 
 
-def _fold_in(words: Any, numbers: Any, **_: object) -> Any:
+def _fold_in(words: Array, numbers: Array, **_: object) -> Any:
     if words.ndim - 1 != numbers.ndim:
         raise NotDecomposedError("of keys and numbers of different shapes")
     return _each(threefry_prng_impl.fold_in, numbers.ndim)(words, numbers)
@@ -252,7 +252,7 @@ class _RealRewriter(ProgramRewriter):
 def _on_parts(equation: Equation, structs: Sequence[Any]) -> Any:
     """Traces an operation as a composite ``complex_…`` of the parts of its operands."""
 
-    def whole(*parts: Any, **parameters: Any) -> list[Any]:
+    def whole(*parts: Array, **parameters: Any) -> list[Any]:
         left = iter(parts)
         given = [
             lax.complex(next(left), next(left)) if _is_apart(atom) else next(left)
@@ -305,7 +305,7 @@ def _moved(equation: Any, structs: Sequence[Any]) -> Any:
             return values[0]
         return values[0][..., index] if is_key(atom.aval.dtype) else values[index]
 
-    def run(*values: Any, **parameters: Any) -> list[Any]:
+    def run(*values: Array, **parameters: Any) -> list[Any]:
         left = iter(values)
         given = [[next(left) for _ in _structs(atom)] for atom in atoms]
         made = [

@@ -231,7 +231,9 @@ def constraints_on(names: Iterable[str], constraints: Sequence[str], scope: Any)
     """
     there = {*names}
     texts = (
-        text if there.issuperset(constrained_names(text)) else _in_shapes(text, there, scope)
+        text
+        if there.issuperset(dimensions.constrained_names(text))
+        else _in_shapes(text, there, scope)
         for text in constraints
     )
     return tuple(dict.fromkeys(filter(None, texts)))
@@ -239,7 +241,7 @@ def constraints_on(names: Iterable[str], constraints: Sequence[str], scope: Any)
 
 def _in_shapes(constraint: str, there: Collection[str], scope: Any) -> str:
     """Returns a constraint with the sizes that dimensions are equal to; "" if it says no more."""
-    missing = [name for name in constrained_names(constraint) if name not in there]
+    missing = [name for name in dimensions.constrained_names(constraint) if name not in there]
     left, relation, _ = re.split("([<>=]=)", constraint, maxsplit=1)
     if relation == "==" and left.strip() in missing:
         return ""
@@ -247,13 +249,7 @@ def _in_shapes(constraint: str, there: Collection[str], scope: Any) -> str:
         size = str(jax_export.symbolic_shape(name, scope=scope)[0])
         size = size if size.isalnum() else f"({size})"
         constraint = re.sub(rf"\b{name}\b", size, constraint)
-    return constraint if constrained_names(constraint) else ""
-
-
-def constrained_names(constraint: str) -> tuple[str, ...]:
-    """The dimensions that a constraint, which jax has read, is about."""
-    sides = " + ".join(f"({side})" for side in re.split("[<>=]=?", constraint))
-    return dimensions.names(sides)
+    return constraint if dimensions.constrained_names(constraint) else ""
 
 
 def _by_name(function: Callable, skip: int, inputs: dict) -> tuple[tuple, dict] | None:

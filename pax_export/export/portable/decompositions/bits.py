@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core.primitives import random_gamma_p
 
-from pax_export._foundations.types import Array
+from pax_export._foundations.types import Array, DTypeLike
 from pax_export.export.portable.decompositions.registry import NotDecomposedError, decomposes
 
 
@@ -83,7 +83,7 @@ def nextafter(x: Array, y: Array, **_: object) -> Any:
 
 
 @decomposes("bitcast_convert_type")
-def bitcast_convert_type(x: Array, *, new_dtype: Any, **_: object) -> Any:
+def bitcast_convert_type(x: Array, *, new_dtype: DTypeLike, **_: object) -> Any:
     """Converts half precision by the bits of float32, which have the same layout."""
     new = jnp.dtype(new_dtype)
     if x.dtype == new:
@@ -151,6 +151,6 @@ def iota_2x32_shape(*, shape: Sequence[Any], **_: object) -> tuple[Any, Any]:
 
 
 @decomposes("random_gamma")
-def random_gamma(keys: Any, shapes: Array, *, log_space: bool) -> Any:
+def random_gamma(keys: Array, shapes: Array, *, log_space: bool) -> Any:
     """Samples as jax does, by rejection; its operations on keys are replaced in turn."""
     return random_gamma_p.impl(keys, shapes, log_space=log_space)

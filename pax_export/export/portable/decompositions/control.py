@@ -17,7 +17,7 @@ from pax_export.export.portable.kept import call
 
 @decomposes("custom_linear_solve", any_dtype=True)
 def custom_linear_solve(
-    *operands: object, const_lengths: Any, jaxprs: Any, **_: object
+    *operands: Array, const_lengths: Any, jaxprs: Any, **_: object
 ) -> list[Any]:
     """The program that solves, with the arrays that are for it."""
     start = const_lengths.matvec + const_lengths.vecmat

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -87,7 +88,7 @@ def is_plain_convolution(equation: Any) -> bool:
 
 
 @decomposes("conv_general_dilated", any_dtype=True)
-def convolve(x: Any, kernel: Any, **params: Any) -> Any:
+def convolve(x: jax.Array, kernel: jax.Array, **params: Any) -> Any:
     """Convolves in a simpler form; the simplest form is a product per kernel position."""
     lhs, rhs, out = params["dimension_numbers"]
     padding, gaps, examples = (

@@ -95,7 +95,7 @@ def _halves(x: Array, axis: int) -> tuple[Any, Any]:
     return lax.slice_in_dim(x, 0, middle, axis=axis), lax.slice_in_dim(x, middle, None, axis=axis)
 
 
-def _rotate_pairs(one: Any, other: Any, axis: int) -> Any:
+def _rotate_pairs(one: Array, other: Array, axis: int) -> Any:
     """Joins two halves, with all but the first element rotated by one position."""
 
     def part(x: Array, start: int | None, stop: int | None) -> Any:
@@ -108,7 +108,7 @@ def _rotate_pairs(one: Any, other: Any, axis: int) -> Any:
     return jnp.concatenate([first, start, middle, part(other, 1, None), last], axis)
 
 
-def _turn(pp: Any, qq: Any, pq: Any) -> tuple[Any, Any]:
+def _turn(pp: Array, qq: Array, pq: Array) -> tuple[Any, Any]:
     """Returns cosines and sines of the rotations that zero the off-diagonal entries of pairs.
 
     The entries [..., pairs] are the two diagonal ones and the off-diagonal one.
@@ -123,7 +123,7 @@ def _turn(pp: Any, qq: Any, pq: Any) -> tuple[Any, Any]:
     return cosine, tangent * cosine * (pq / jnp.where(none, 1, size))
 
 
-def _columns_turned(x: Array, cosine: Any, sine: Any) -> Any:
+def _columns_turned(x: Array, cosine: Array, sine: Array) -> Any:
     """The product of a matrix and the rotations."""
     one, other = _halves(x, x.ndim - 1)
     cosine, sine = cosine[..., None, :], sine[..., None, :]
@@ -180,7 +180,7 @@ def _eigh(a: Array) -> tuple[Any, Any]:
         (pp, pq), (_, qq) = _halves(upper, a.ndim - 1), _halves(lower, a.ndim - 1)
         return _turn(diagonal(pp).real, diagonal(qq).real, diagonal(pq))
 
-    def change(state: Any, cosine: Any, sine: Any) -> Any:
+    def change(state: Any, cosine: Array, sine: Array) -> Any:
         matrix, vectors = state
         matrix = _adjoint(_columns_turned(matrix, cosine, sine))
         matrix = _adjoint(_columns_turned(matrix, cosine, sine))
@@ -203,7 +203,7 @@ def _svd(a: Array, full: bool, with_vectors: bool) -> tuple[Any, ...]:
         one, other = _halves(state[0], a.ndim - 1)
         return _turn(_squares(one), _squares(other), (jnp.conj(one) * other).sum(-2))
 
-    def change(state: Any, cosine: Any, sine: Any) -> Any:
+    def change(state: Any, cosine: Array, sine: Array) -> Any:
         return tuple(_columns_turned(each, cosine, sine) for each in state)
 
     _, vectors = _rotated((wide, _vectors(wide)), turn, change)
@@ -226,5 +226,5 @@ def _svd(a: Array, full: bool, with_vectors: bool) -> tuple[Any, ...]:
     return values, left * sign[..., None, :], vectors
 
 
-def _columns(matrix: Array, order: Any) -> Any:
+def _columns(matrix: Array, order: Array) -> Any:
     return jnp.take_along_axis(matrix, order[..., None, :], axis=-1, mode="clip")

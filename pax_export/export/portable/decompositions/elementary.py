@@ -29,7 +29,7 @@ def _terms(x: Array, single: int, double: int) -> int:
 
 
 @decomposes("polynomial", single=True, any_dtype=True)
-def polynomial_of_operands(x: Array, *coefficients: Any, **_: object) -> Any:
+def polynomial_of_operands(x: Array, *coefficients: Array, **_: object) -> Any:
     total = coefficients[-1]
     for each in reversed(coefficients[:-1]):
         total = total * x + each

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from pax_export._foundations.types import Array
+from pax_export._foundations.types import Array, ArrayLike
 from pax_export.export.portable import kept
 from pax_export.export.portable.decompositions.reductions import of_arrays
 from pax_export.export.portable.decompositions.registry import NotDecomposedError, decomposes
@@ -77,7 +77,9 @@ def gather(
     return _filled(found, starts, numbers.offset_dims, mode, fill_value)
 
 
-def _filled(found: Array, starts: _Starts, offsets: Sequence[int], mode: Any, value: Any) -> Any:
+def _filled(
+    found: Array, starts: _Starts, offsets: Sequence[int], mode: Any, value: ArrayLike
+) -> Any:
     """Fills windows that would reach beyond the array."""
     if "FILL" not in str(mode).upper() or not starts.components:
         return found
@@ -130,7 +132,7 @@ class _Combine:
     def put_in_turn(self, x: Array, *rows: Array) -> Any:
         """The same, where several rows may have one position."""
 
-        def step(number: Any, x: Array) -> Any:
+        def step(number: Array, x: Array) -> Any:
             return self.put(x, *(lax.dynamic_slice_in_dim(each, number, 1) for each in rows))
 
         return lax.fori_loop(0, rows[0].shape[0], step, x)
@@ -321,7 +323,7 @@ class _Starts:
         return starts if same_size(strides[place], 1) else starts * _numbers([strides[place]])
 
 
-def _between(x: Array, most: Any) -> Any:
+def _between(x: Array, most: Array) -> Any:
     """Clamps integers between 0 and others."""
     return jnp.minimum(x if x.dtype.kind == "u" else jnp.maximum(x, 0), most)
 

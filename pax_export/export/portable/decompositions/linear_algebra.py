@@ -26,15 +26,15 @@ def require_static(matrix: Array) -> None:
         raise NotDecomposedError("of matrices of symbolic size")
 
 
-def _row(matrix: Array, index: Any) -> Any:
+def _row(matrix: Array, index: Array | int) -> Any:
     return lax.dynamic_index_in_dim(matrix, index, matrix.ndim - 2, keepdims=False)
 
 
-def _column(matrix: Array, index: Any) -> Any:
+def _column(matrix: Array, index: Array | int) -> Any:
     return lax.dynamic_index_in_dim(matrix, index, matrix.ndim - 1, keepdims=False)
 
 
-def _entry(vector: Array, index: Any) -> Any:
+def _entry(vector: Array, index: Array | int) -> Any:
     """Returns one element of each vector, as an axis of size 1."""
     return lax.dynamic_index_in_dim(vector, index, vector.ndim - 1, keepdims=True)
 
@@ -49,7 +49,7 @@ def cholesky(a: Array, **_: object) -> Any:
     """Column by column, from the lower half; NaN where the matrix is not positive definite."""
     places = jnp.arange(a.shape[-1])
 
-    def step(j: Any, lower: Any) -> Any:
+    def step(j: Array, lower: Array) -> Any:
         column = _column(a, j) - (lower * jnp.conj(_row(lower, j))[..., None, :]).sum(-1)
         pivot = jnp.sqrt(_entry(column, j).real)
         column = jnp.where(places >= j, column / pivot, 0)
@@ -105,7 +105,7 @@ def lu(a: Array, **_: object) -> tuple[Any, Any, Any]:
     steps = rows if rows == columns else min(rows, columns)
     numbers, across = jnp.arange(rows), jnp.arange(columns)
 
-    def step(j: Any, state: Any) -> Any:
+    def step(j: Array, state: Any) -> Any:
         a, pivots, order = state
         column = _column(a, j)
         size = jnp.abs(column.real)
@@ -127,7 +127,7 @@ def lu(a: Array, **_: object) -> tuple[Any, Any, Any]:
     return _loop(steps, step, (a, pivots, order))
 
 
-def _exchanged(a: Array, j: Any, pivot: Any, numbers: Any) -> Any:
+def _exchanged(a: Array, j: Array, pivot: Array, numbers: Array) -> Any:
     """A matrix with row j and row `pivot` in each other's place."""
     is_pivot = (numbers == pivot)[..., None]
     here = lax.dynamic_index_in_dim(a, j, a.ndim - 2)
@@ -136,11 +136,11 @@ def _exchanged(a: Array, j: Any, pivot: Any, numbers: Any) -> Any:
 
 
 @decomposes("lu_pivots_to_permutation")
-def lu_pivots_to_permutation(pivots: Array, *, permutation_size: Any) -> Any:
+def lu_pivots_to_permutation(pivots: Array, *, permutation_size: int) -> Any:
     """As jax indexes: negative pivots count from the end, and one beyond takes the last number."""
     numbers = jnp.arange(permutation_size, dtype=jnp.int32)
 
-    def step(j: Any, order: Array) -> Any:
+    def step(j: Array, order: Array) -> Any:
         pivot = _entry(pivots, j)
         pivot = jnp.where(pivot < 0, pivot + permutation_size, pivot)
         inside = jnp.clip(pivot, 0, permutation_size - 1)
@@ -160,7 +160,7 @@ def geqrf(a: Array, **_: object) -> tuple[Any, Any]:
     steps = min(rows, columns)
     numbers, across = jnp.arange(rows), jnp.arange(columns)
 
-    def step(j: Any, state: Any) -> Any:
+    def step(j: Array, state: Any) -> Any:
         a, taus = state
         column = _column(a, j)
         alpha = _entry(column, j)
@@ -267,7 +267,7 @@ def cholesky_update(r: Array, w: Array) -> Any:
     """Rotates the rows of an upper factor and a vector, one by one, as whole rows, as jax does."""
     numbers = jnp.arange(r.shape[-1])
 
-    def step(j: Any, state: Any) -> Any:
+    def step(j: Array, state: Any) -> Any:
         r, w = state
         row = lax.dynamic_slice_in_dim(r, j, 1, -2)[..., 0, :]
         here, other = _entry(row, j), _entry(w, j)
@@ -286,14 +286,14 @@ def tridiagonal_solve(low: Array, middle: Array, high: Array, b: Array, **_: obj
     rows = [jnp.moveaxis(each, -1, 0) for each in (low, middle, high)]
     right_sides = jnp.moveaxis(b, -2, 0)
 
-    def forwards(state: Any, row: Any) -> Any:
+    def forwards(state: Any, row: tuple[Array, ...]) -> Any:
         ratio, x = state
         below, here, above, right = row
         pivot = here - below * ratio
         new = above / pivot, (right - below[..., None] * x) / pivot[..., None]
         return new, new
 
-    def backwards(x: Array, row: Any) -> Any:
+    def backwards(x: Array, row: tuple[Array, ...]) -> Any:
         ratio, right = row
         x = right - ratio[..., None] * x
         return x, x

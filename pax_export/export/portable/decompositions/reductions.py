@@ -51,7 +51,7 @@ _by_halves("reduce_xor", lax.bitwise_xor, 0)
 
 
 @decomposes("reduce", any_dtype=True)
-def reduce(*operands: Any, jaxpr: Jaxpr, dimensions: Sequence[int], **_: Any) -> Arrays:
+def reduce(*operands: Array, jaxpr: Jaxpr, dimensions: Sequence[int], **_: Any) -> Arrays:
     """Reduces by any function of two arrays."""
     values, starts = operands[: len(operands) // 2], operands[len(operands) // 2 :]
     function = of_arrays(jaxpr, values[0].ndim - len(dimensions))
@@ -69,7 +69,7 @@ def of_arrays(jaxpr: TracedProgram, rank: int, consts: Sequence[Any] = ()) -> Ca
     """A function of two tuples of numbers, given as a program, as one of arrays of a rank."""
 
     def combine(one: Arrays, other: Arrays) -> Arrays:
-        def of_numbers(*given: Any) -> Arrays:
+        def of_numbers(*given: Array) -> Arrays:
             held = () if getattr(jaxpr, "consts", None) else consts
             return tuple(interpret(jaxpr, (*held, *given), bind_equation))
 
@@ -242,7 +242,7 @@ def _selecting(select_prim: Any) -> tuple[Callable[[Arrays, Arrays], Arrays], Ca
 
 @decomposes("select_and_gather_add")
 def select_and_gather_add(
-    tangents: Any, operand: Any, *, select_prim: object, **window: Any
+    tangents: Array, operand: Array, *, select_prim: object, **window: Any
 ) -> Any:
     """The tangent at the place of each window that is selected."""
     select, neutral = _selecting(select_prim)
@@ -252,7 +252,7 @@ def select_and_gather_add(
 
 @decomposes("select_and_scatter_add")
 def select_and_scatter_add(
-    source: Any,
+    source: Array,
     operand: Array,
     *,
     select_prim: object,
@@ -303,11 +303,11 @@ def _accumulated(combine: Callable[[Any, Any], Any], neutral: Callable[[Any], An
     return accumulate
 
 
-def by_loop(x: Array, axis: int, reverse: bool, combine: Callable, neutral: Any) -> Any:
+def by_loop(x: Array, axis: int, reverse: bool, combine: Callable, neutral: Array) -> Any:
     """Accumulates the elements one by one."""
     rows = jnp.moveaxis(x, axis, 0)
 
-    def step(total: Any, row: Any) -> Any:
+    def step(total: Array, row: Array) -> Any:
         total = combine(total, row)
         return total, total
 

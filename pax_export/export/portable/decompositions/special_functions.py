@@ -106,7 +106,7 @@ def erfc(x: Array, **_: object) -> Any:
     return jnp.where(size < 1, 1 - lax.erf(x), jnp.where(x < 0, 2 - tail, tail))
 
 
-def _erfc_tail(size: Any) -> Any:
+def _erfc_tail(size: Array) -> Any:
     """The tail of erfc for numbers from 1 on; smaller ones count as 1."""
     away = jnp.maximum(size, 1)
     inverse = 1 / (away * away)
@@ -214,7 +214,7 @@ def _until_small(step: Callable, start: tuple[Any, ...]) -> Any:
 def _gamma_series(a: Array, x: Array) -> Any:
     """The lower part, without its factor, where x is less than a + 1."""
 
-    def step(number: Any, state: Any) -> Any:
+    def step(number: Array, state: Any) -> Any:
         total, term = state
         term = term * x / (a + number)
         return (total + term, term), jnp.abs(term) / total
@@ -226,10 +226,10 @@ def _fraction(first: Array, pair: Callable) -> Any:
     """A continued fraction by Lentz: 1 / (first + a1 / (b1 + a2 / (b2 + ...)))."""
     tiny = 1e-30
 
-    def away(value: Any) -> Any:
+    def away(value: Array) -> Any:
         return jnp.where(jnp.abs(value) < tiny, tiny, value)
 
-    def step(number: Any, state: Any) -> Any:
+    def step(number: Array, state: Any) -> Any:
         found, c, d = state
         a, b = pair(number)
         d = 1 / away(a * d + b)
@@ -275,7 +275,7 @@ def regularized_incomplete_beta(a: Array, b: Array, x: Array, **_: object) -> An
     logarithm = lax.lgamma(a + b) - lax.lgamma(a) - lax.lgamma(b)
     factor = jnp.exp(logarithm + one * jnp.log(at) + two * jnp.log1p(-at)) / one
 
-    def pair(number: Any) -> Any:
+    def pair(number: Array) -> Any:
         m = jnp.floor(number / 2)
         even = m * (two - m) * at / ((one + 2 * m - 1) * (one + 2 * m))
         odd = -(one + m) * (one + two + m) * at / ((one + 2 * m) * (one + 2 * m + 1))
