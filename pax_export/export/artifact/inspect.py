@@ -215,7 +215,7 @@ def damage_as_error(what: str, path: Path, write: str, *kept: type[Exception]) -
         yield
     except (PaxError, *kept):
         raise
-    except Exception as error:  # a mistake of ours would be called damage
+    except Exception as error:  # of any reader; a mistake of ours would be called damage
         got = f"{type(error).__name__}: {error}"[:500]
         raise ExportPathError(what, where=str(path), got=got, write=write) from error
 

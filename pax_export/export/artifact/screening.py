@@ -69,7 +69,7 @@ def _module_text(module: bytes) -> str | None:
     for read in (_text_by_tensorflow, _text_by_jax):
         try:
             return read(module)
-        except Exception:  # of several kinds without a public class
+        except Exception:  # of several kinds; what a mistake hides is refused, never run
             continue
     return None
 

@@ -109,7 +109,7 @@ def bisect_calls(
         if last not in known:
             try:
                 known[last] = test(search.part(last))
-            except Exception:  # of the format, or of any runtime
+            except Exception:  # of the format or a runtime; a mistake costs the operation's name
                 known[last] = [None] * calls
         return known[last][call]
 

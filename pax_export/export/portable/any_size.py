@@ -109,7 +109,7 @@ def _zeros(*shape: Any) -> Callable[[Any], Any]:
 def _is_one_at_least(length: Any) -> bool:
     try:
         return bool(length >= 1)
-    except Exception:  # of jax's own exception classes
+    except Exception:  # of a class without a public name; then it may be 0
         return False
 
 

@@ -210,7 +210,7 @@ def written_fast(
     try:
         program = program_of(options)
         return write(program), program
-    except Exception as error:  # no reason to refuse a model
+    except Exception as error:  # also a mistake of a pass: then the program is as it was traced
         reason = error
     # If this is refused, too, its error names the user's operation.
     traced = program_of(None)

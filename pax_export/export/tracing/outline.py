@@ -294,7 +294,7 @@ class Alike:
             program = jax.make_jaxpr(pull_back)(operands, results)
             self._traced.append(program)
             return self._described(needed_part(program), program.consts)
-        except Exception:  # any exception of a custom rule: the export itself reports it
+        except Exception:  # of a custom rule; after a mistake a layer is written each time
             return object()  # equal to itself only
 
 

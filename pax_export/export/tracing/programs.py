@@ -373,7 +373,7 @@ def _refuse_train_mode(model: Exportable, program: Program) -> None:
         tree = jax.tree_util.tree_structure(form.with_eval_mode(kind))
         try:
             served = trace_one(replace(model, tree=tree), method, program.inputs)
-        except Exception:  # of a function that runs in train mode only
+        except Exception:  # of a train mode function; a mistake would let the model pass
             continue
         one, other = ((_program_effect(each, len(model.leaves))) for each in (program, served))
         if str(program.traced.whole) != str(served.traced.whole) and one == other:
@@ -428,7 +428,7 @@ def refuse_explicit(
     ]
     try:
         other = jax.make_jaxpr(lambda operands: function(operands))(sharded)
-    except Exception:  # what jax refuses of sharded arrays, it computes of others
+    except Exception:  # jax computes it of other arrays; a mistake would let the model pass
         return
     if program is None or _describe(program) != _describe(other):
         raise UnsupportedOperationError(

@@ -82,7 +82,7 @@ def run_once(run: Run, path: str, cases: Cases) -> list[dict[str, Arrays | str]]
     """Runs calls up to the first failure, which is then the only result, as ``error``."""
     try:
         return [{"results": each} for each in run(path, cases)]
-    except Exception as error:  # of any runtime, for any reason
+    except Exception as error:  # of any runtime; hides nothing, for the result is its text
         return [{"error": f"{type(error).__name__}: {error}"}]
 
 
