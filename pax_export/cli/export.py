@@ -131,7 +131,7 @@ def _run_export(options: argparse.Namespace) -> int:
     return DONE
 
 
-def _draw_model(model: object, given: _factory.InputArguments) -> Any:
+def _draw_model(model: Any, given: _factory.InputArguments) -> Any:
     from pax_export import inspection
 
     if not isinstance(given.inputs, tuple):

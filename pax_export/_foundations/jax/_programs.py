@@ -42,7 +42,7 @@ def call_with_constants(
         count: evaluate only operations that the first `count` results need.
         keep_derivatives: keep functions with their own derivatives, and constants in them.
     """
-    jaxpr = getattr(program, "jaxpr", program)
+    jaxpr: Any = getattr(program, "jaxpr", program)
     constants = [replaced.get(id(value), value) for value in getattr(program, "consts", ())]
     if count is not None:
         jaxpr, _ = _prune_program(program, count, instantiate=True)
@@ -187,7 +187,7 @@ _OPENED = {
 _REDUCE = "jax.interpreters.partial_eval.dce_jaxpr_consts"
 
 
-def _prune_program(program: TracedProgram, count: int, instantiate: bool) -> tuple[Any, list[bool]]:
+def _prune_program(program: Any, count: int, instantiate: bool) -> tuple[Any, list[bool]]:
     """The part of a program that its first results need, and which arguments that reads."""
     reduce = private(_REDUCE)
     if reduce is None:
@@ -211,12 +211,12 @@ def _sweep_program(jaxpr: Jaxpr, count: int) -> tuple[Any, list[bool]]:
     return reduced, [variable in read for variable in jaxpr.invars]
 
 
-def needed_part(program: TracedProgram, count: int | None = None) -> Any:
+def needed_part(program: ClosedJaxpr, count: int | None = None) -> Any:
     """The jaxpr of a traced program, pruned to its first `count` results."""
     return _prune_program(program, count or len(program.jaxpr.outvars), instantiate=True)[0]
 
 
-def read_arguments(program: TracedProgram, count: int) -> frozenset[int]:
+def read_arguments(program: ClosedJaxpr, count: int) -> frozenset[int]:
     """The flat arguments on which the first `count` results of a traced program depend."""
     _, read = _prune_program(program, count, instantiate=False)
     return frozenset(index for index, is_read in enumerate(read) if is_read)

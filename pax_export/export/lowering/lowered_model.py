@@ -167,8 +167,11 @@ def _initializer(store: Store, platforms: Sequence[str], lower: Lower) -> Call:
     read = tuple(dict.fromkeys(place for places, _ in weights for place in places))
 
     def numbers(arrays: list[Any]) -> list[Any]:
-        held = dict(zip(read, arrays))
-        return [dequantized(*map(held.get, places), form=form) for places, form in weights]
+        by_index = dict(zip(read, arrays))
+        return [
+            dequantized(*(by_index[index] for index in places), form=form)
+            for places, form in weights
+        ]
 
     structs = [dtypes.stored(dtypes.struct_of(store.variables[at].value)) for at in read]
     return Call(lower(trace(numbers, structs, outlined=False), platforms), read, ())

@@ -200,7 +200,7 @@ def is_known(equation: Equation, operands: Sequence[Any]) -> bool:
     given = [each.known for each in operands if each.known is not None]
     if not operands or len(given) < len(operands):
         return False
-    results = [each.aval for each in equation.outvars]
+    results: list[Any] = [each.aval for each in equation.outvars]
     is_float = (jax.numpy.issubdtype(e.dtype, jax.numpy.floating) for e in (*operands, *results))
     if equation.primitive.name not in MOVES and any(is_float):
         return False

@@ -13,6 +13,7 @@ import jax
 
 from pax_export._foundations.errors import (
     GradientMismatchError,
+    InvalidArgumentError,
     PaxError,
     ValidationError,
     named_line,
@@ -154,6 +155,12 @@ def to_saved_model(
     """
     platforms = checked_platforms(platforms)
     check_choice("operations", operations, ("tensorflow", "xla", None))
+    if operations == "tensorflow" and platforms == ("tpu",):
+        raise InvalidArgumentError(
+            "TensorFlow has no kernels for TPUs, which run what XLA compiles.",
+            got=f"operations='tensorflow', platforms={platforms}",
+            write="operations='xla', or no operations",
+        )
     request = Request.of(to_saved_model, model, path, inputs, **options)
     compatibility.parse_consumer(consumer)
     keys, several = request.keys, request.methods is not None

@@ -141,6 +141,9 @@ def test_refusals(tmp_path):
     with pytest.raises(InvalidArgumentError) as refused:
         to_saved_model(lambda x: x, tmp_path / "m", spec("3"), operations="tensorfow")
     assert refused.value.got == "operations='tensorfow'"
+    with pytest.raises(InvalidArgumentError) as refused:
+        _exported(lambda x: x, tmp_path / "m", spec("3"), platforms="tpu")
+    assert refused.value.got == "operations='tensorflow', platforms=('tpu',)"
     small = {"w": jnp.ones(3, jnp.int4)}, lambda params, x: x * params["w"].astype(x.dtype)
     for model, given, where, write in [
         (lambda x: jnp.linalg.eig(x)[0], spec("3, 3"), "test_operations.py:", "to_stablehlo"),
