@@ -292,6 +292,7 @@ MISTAKES = [
     (lambda _: decoder(LEARNED).init_cache(1, 9), INVALID, ["Decoder.max_length", "9"]),
     (lambda _: decoder(TWO_WINDOWS).init_cache(1, 8), INVALID,
      ["Decoder.init_cache", "windows [3, 4]", "rolling=False"]),
+    (lambda _: Decoder({"dim": 3}), WRONG_TYPE, ["Decoder.config"]),
     (lambda _: Decoder(LLAMA, "stacked"), INVALID, ["'stacked'"]),
     (lambda _: dataclasses.replace(LLAMA, norm="batch"), INVALID, ["DecoderConfig.norm"]),
     (lambda _: dataclasses.replace(LLAMA, activation="tanh"), INVALID,

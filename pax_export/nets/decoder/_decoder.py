@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.tree_util import tree_flatten, tree_leaves, tree_map
 
 from pax_export._foundations.check import checked_choice
-from pax_export._foundations.errors import InvalidArgumentError
+from pax_export._foundations.errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._foundations.jax import is_tracer
 from pax_export._foundations.types import Array, DTypeLike
 from pax_export.core import Module
@@ -45,6 +45,16 @@ from pax_export.transforms import stack_layers, unstack_layers, vmap
 from pax_export.weights import local_path
 
 _FORMS = ("scanned", "listed")
+
+
+def _check_config(config: DecoderConfig, where: str) -> None:
+    if not isinstance(config, DecoderConfig):
+        raise InvalidArgumentTypeError(
+            "A Decoder needs a configuration.",
+            where=where,
+            got=f"{type(config).__name__}: {config!r:.100}",
+            write="DecoderConfig.llama(...), or DecoderConfig.from_hf(json.load(file))",
+        )
 
 
 class Decoder(Module):
@@ -97,6 +107,7 @@ class Decoder(Module):
         remat: bool = True,
     ):
         super().__init__()
+        _check_config(config, "Decoder.config")
         checked_choice(layers, _FORMS, "Decoder.layers")
         dtype = weight_dtype(dtype, "Decoder")
         self.config, self.remat = config, bool(remat)
@@ -120,13 +131,7 @@ class Decoder(Module):
     # --- of a file ------------------------------------------------------------------------
 
     @classmethod
-    def from_gguf(
-        cls,
-        path: Any,
-        *,
-        layers: str = "scanned",
-        dtype: Any = None,
-    ) -> Decoder:
+    def from_gguf(cls, path: Any, *, layers: str = "scanned", dtype: Any = None) -> Decoder:
         """Loads a GGUF file of llama.cpp.
 
         Quantized weights are dequantized one leaf at a time, so at most one leaf is in memory in
@@ -193,6 +198,8 @@ class Decoder(Module):
         """
         checked_choice(layers, _FORMS, "Decoder.from_pretrained(layers=...)")
         dtype = weight_dtype(dtype, "Decoder.from_pretrained")
+        if config is not None:
+            _check_config(config, "Decoder.from_pretrained(config=...)")
         return decoder_of_folder(cls, local_path(folder, revision), config, layers, dtype)
 
     # --- with stacked layers or with a list -----------------------------------------------
