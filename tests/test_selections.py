@@ -107,7 +107,7 @@ def test_a_path_in_a_filter_or_an_exemption_may_begin_anywhere(net):
 def test_functions_are_given_what_they_ask_for(net):
     seen = set(pax.debug.capture(net, lambda module: isinstance(module, pax.LayerNorm))(X)[1])
     assert seen == {"layers.0.norm", "layers.1.norm", "norm"}
-    seen = set(pax.debug.capture(net, lambda *both: both[0] == "head")(X)[1])
+    seen = set(pax.debug.capture(net, lambda path, module: path == "head")(X)[1])
     assert seen == {"head"}
     policy = jmp.get_policy("p=f32,c=f16,o=f16")
     half = pax.precision.mixed_precision(net, policy, exempt=lambda path, module: path == "head")

@@ -42,7 +42,7 @@ def from_pretrained(
         ...         lm, tokenizer = pax.generation.from_pretrained(folder)
         ...     except pax.errors.TokenizerError as error:
         ...         print(error.what)
-        The tokenizer's file is missing.
+        The file of the tokenizer cannot be read.
     """
     where = local_path(path, revision)
     if not where.exists():

@@ -110,15 +110,12 @@ def _by_predicate(tree: Node, predicate: Callable[..., Any]) -> tuple[Steps, ...
     return tuple([steps for steps, value in found if isinstance(value, Node) and predicate(value)])
 
 
-def matcher(
-    what: Selector, *, anywhere: bool, with_path: bool = False
-) -> Callable[[str, Any], Any] | None:
+def matcher(what: Selector, *, anywhere: bool) -> Callable[[str, Any], Any] | None:
     """Returns a function ``(path, module) -> bool`` for a selector; None if it is not one.
 
     Args:
         what: a path, a class, places of a selection, a function of a module or of path and module.
         anywhere: whether paths may begin anywhere, as in `PathPattern`.
-        with_path: whether a function of unknown signature gets the path as well.
     """
     if isinstance(what, str):
         pattern = path_pattern(what, anywhere)
@@ -130,23 +127,23 @@ def matcher(
         return lambda path, module: isinstance(module, what)
     if not callable(what) or isinstance(what, (*MADE_FILTERS, Node)):
         return None
-    if wants_path(what, with_path):
+    if wants_path(what):
         return what
     return lambda path, module: what(module)
 
 
-def wants_path(function: Callable[..., Any], otherwise: bool = False) -> bool:
-    """True for a function of path and value, False for one of the value alone."""
+def wants_path(function: Callable[..., Any]) -> bool:
+    """True for a function of path and value, False for one of the value alone, or unknown."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
-        return otherwise
+        return False
     needed = [
         p
         for p in parameters
         if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
     ]
-    return {1: False, 2: True}.get(len(needed), otherwise)
+    return len(needed) == 2
 
 
 def in_order(tree: Node, paths: Iterable[Steps]) -> tuple[Steps, ...]:
