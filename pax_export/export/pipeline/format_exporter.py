@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from pax_export._foundations.errors import ValidationError
+from pax_export._foundations.types import PyTree
 from pax_export.export.artifact.formats import Format, import_function
 from pax_export.export.artifact.report import Report, VariableInfo, write_report
 from pax_export.export.lowering.variables import Store
@@ -62,15 +63,20 @@ class FormatExporter(ABC):
 
     def trace(self, request: Request) -> tuple[Exportable, Sequence[Program]]:
         """Reads the model, and traces each of its methods."""
-        model = make_exportable(request.model, request.methods, request.outputs)
+        model, train_inputs = self.read_model(request)
         programs = trace_all(
             model,
             request.inputs,
             kwargs=request.kwargs,
             constraints=request.constraints,
             several=request.methods is not None,
+            train_inputs=train_inputs,
         )
         return model, programs
+
+    def read_model(self, request: Request) -> tuple[Exportable, PyTree]:
+        """The model with all methods, and the inputs of the one that trains, if it has one."""
+        return make_exportable(request.model, request.methods, request.outputs), None
 
     @abstractmethod
     def lower(self, model: Exportable, programs: Sequence[Program], request: Request) -> Contents:

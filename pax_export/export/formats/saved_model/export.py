@@ -49,11 +49,10 @@ from pax_export.export.pipeline.run_export import run_export
 from pax_export.export.tracing.exportable import (
     Exportable,
     TrainStep,
-    make_exportable,
     mark_trainable,
     with_step,
 )
-from pax_export.export.tracing.programs import Program, trace_all
+from pax_export.export.tracing.programs import Program
 from pax_export.export.validation.budget import Budget
 from pax_export.export.validation.cases import named_examples, with_sessions
 from pax_export.export.validation.integers import in_float32
@@ -224,21 +223,12 @@ class _SavedModelExporter(FormatExporter):
         """Whether the model has processors, functions of TensorFlow."""
         return bool(self.around.preprocess or self.around.postprocess)
 
-    def trace(self, request: Request) -> tuple[Exportable, Sequence[Program]]:
-        step = self.step
-        if step is None:
-            return super().trace(request)
-        chosen = make_exportable(request.model, request.methods, request.outputs)
-        chosen = with_step(chosen, request.model, TrainStep.key, step.function, step.optimizer)
-        programs = trace_all(
-            chosen,
-            request.inputs,
-            kwargs=request.kwargs,
-            constraints=request.constraints,
-            several=request.methods is not None,
-            train_inputs=step.inputs,
-        )
-        return chosen, programs
+    def read_model(self, request: Request) -> tuple[Exportable, PyTree]:
+        model, _ = super().read_model(request)
+        if (step := self.step) is None:
+            return model, None
+        model = with_step(model, request.model, TrainStep.key, step.function, step.optimizer)
+        return model, step.inputs
 
     def lower(
         self, model: Exportable, programs: Sequence[Program], request: Request

@@ -21,6 +21,7 @@ from pax_export._foundations.errors import (
 )
 from pax_export._foundations.files import checksums
 from pax_export._foundations.optional import find, install, require
+from pax_export._foundations.types import PyTree
 from pax_export.export.artifact.embedded import NAME_IN_TORCH, append_zip
 from pax_export.export.artifact.report import SHA256, Report, package_versions, report_text
 from pax_export.export.formats.loaded_file import LoadedFile
@@ -44,7 +45,6 @@ from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.exportable import (
     Exportable,
     is_training,
-    make_exportable,
     mark_trainable,
     with_train_mode,
 )
@@ -52,7 +52,6 @@ from pax_export.export.tracing.programs import (
     Program,
     check_updates,
     refuse_changes,
-    trace_all,
 )
 from pax_export.export.validation.budget import Budget
 from pax_export.export.validation.cases import cases_in_turns
@@ -210,22 +209,13 @@ class TorchExporter(FormatExporter):
                 f"to_torch needs torch {oldest} or newer.", got=found, write=install("torch")
             )
 
-    def trace(self, request: Request) -> tuple[Exportable, Sequence[Program]]:
+    def read_model(self, request: Request) -> tuple[Exportable, PyTree]:
+        model, _ = super().read_model(request)
         if not self.train:
-            return super().trace(request)
-        model = make_exportable(request.model, request.methods, request.outputs)
-        first, several = model.methods[0].key, request.methods is not None
-        model = with_train_mode(model, request.model, TRAIN, self.train)
-        given = request.inputs[first] if several else request.inputs
-        programs = trace_all(
-            model,
-            request.inputs,
-            kwargs=request.kwargs,
-            constraints=request.constraints,
-            several=several,
-            train_inputs=given,
-        )
-        return model, programs
+            return model, None
+        several = request.methods is not None
+        inputs = request.inputs[model.methods[0].key] if several else request.inputs
+        return with_train_mode(model, request.model, TRAIN, self.train), inputs
 
     def lower(
         self, model: Exportable, programs: Sequence[Program], request: Request
