@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
+import jax
+
 from pax_export._foundations.errors import (
     InvalidArgumentError,
     InvalidArgumentTypeError,
@@ -98,7 +100,7 @@ class Node:
         values = (self.value, other.value)
         return _apply_node((self, other), Spread(as_module(fn)), values)
 
-    @property  # not a method, because `jax.jit` asks for it without a call
+    @property  # not a method, of which jax says that it is no longer supported
     def __jax_array__(self) -> NoReturn:
         raise _not_a_value(self, _AS_ARRAY)
 
@@ -233,3 +235,13 @@ def describe_value(value: PyTree) -> str:
     if type(value) in (tuple, list):
         return f"({', '.join(map(describe_value, value))})"
     return "None" if value is None else type(value).__name__
+
+
+def _refuse_flattening(node: Node) -> NoReturn:
+    raise _not_a_value(node, _AS_ARRAY)
+
+
+# Functions with jit or a rule of their own, such as `jax.nn.relu`, flatten their arguments before
+# they ask for anything else.
+for _kind in (Node, InputNode, CatNode, ArgsNode):
+    jax.tree_util.register_pytree_node(_kind, _refuse_flattening, lambda *_: None)

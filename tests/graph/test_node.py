@@ -165,6 +165,9 @@ def test_an_example_may_be_any_pytree():
         (lambda x: x + 1, "jax.numpy.add"),
         (lambda x: jnp.ones(2) * x, "x >> layer"),
         (lambda x: jnp.concatenate([x, x]), "x >> jax.numpy.tanh"),
+        (jnp.tanh, "x >> jax.numpy.tanh"),
+        (jax.nn.relu, "x >> jax.numpy.tanh"),
+        (jax.jit(lambda x: x), "x >> jax.numpy.tanh"),
     ],
 )
 def test_a_node_is_not_an_array(wrong, write):
