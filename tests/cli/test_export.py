@@ -91,6 +91,17 @@ def test_named_inputs_and_options(here, capsys):
     assert json.loads(capsys.readouterr().out) == report
 
 
+def test_operations_are_those_that_were_asked_for(here, capsys):
+    arguments = "cli_factories:net", "out", "--input", "n, 3", "--overwrite"
+    for operations in ("tensorflow", "xla"):
+        assert export(*arguments, "--operations", operations) == 0
+        by_xla = b"XlaCallModule" in (here / "out" / "saved_model.pb").read_bytes()
+        assert by_xla is (operations == "xla")
+    with pytest.raises(SystemExit):
+        export(*arguments, "--operations", "tensorfow")
+    assert "tensorfow" in capsys.readouterr().err
+
+
 def test_weights_as_integers(here, capsys):
     arguments = ["--input", "batch, 3", "--target", "onnx", "--bits", "8", "--accuracy-level", "1"]
     assert main(["export", "cli_factories:net", "net.onnx", *arguments, "--json"]) == 0

@@ -90,40 +90,19 @@ def _starts(builder: NodeBuilder, starts: Sequence[Output]) -> Any:
 
 @rule("put_window")
 def put_window(builder: NodeBuilder, x: Output, update: Output, *starts: Output) -> Output:
-    """Concatenates the parts before, in place of, and after the update, axis by axis."""
-    axes = [axis for axis in range(x.rank) if not same_size(x.shape[axis], update.shape[axis])]
-    return _replaced(builder, x, update, axes, starts)
-
-
-def _replaced(
-    builder: NodeBuilder, x: Output, update: Output, axes: Sequence[int], starts: Sequence[Output]
-) -> Output:
-    if not axes:
+    """Replaces the elements at their positions, along the axes up to the last that is cut."""
+    cut = [axis for axis in range(x.rank) if not same_size(x.shape[axis], update.shape[axis])]
+    if not cut:
         return update
-    axis, rank = axes[0], update.rank
-    begin = starts[axis]
-    end = builder("AddV2", begin, builder.sizes.scalar(update.shape[axis]))
-
-    def cut(start: Any, stop: Any) -> Output:
-        sides = ([0] * axis, [0] * (rank - axis - 1))
-        zero = builder.tensor(0)
-        ends = []
-        for side in (start, stop):
-            side = zero if side is None else side
-            ends.append(
-                builder(
-                    "Pack", [*map(builder.tensor, sides[0]), side, *map(builder.tensor, sides[1])]
-                )
-            )
-        others = sum(1 << each for each in range(rank) if each != axis)
-        masks = {
-            "begin_mask": others | (start is None) << axis,
-            "end_mask": others | (stop is None) << axis,
-        }
-        return builder("StridedSlice", x, *ends, [1] * rank, **masks)
-
-    within = _replaced(builder, cut(begin, end), update, axes[1:], starts) if axes[1:] else update
-    return builder("ConcatV2", [cut(None, begin), within, cut(end, None)], axis)
+    sizes = update.shape[: cut[-1] + 1]
+    places = []
+    for axis, size in enumerate(sizes):
+        row = builder.shaped(builder.tensor(builder.sizes.arange(size)), [size])
+        if axis in cut:
+            row = builder.shaped(builder("AddV2", row, builder.cast(starts[axis], np.int32)), [size])
+        row = builder.reshape(row, [size if each == axis else 1 for each in range(len(sizes))])
+        places.append(builder.broadcast(row, sizes))
+    return builder("TensorScatterUpdate", x, builder("Pack", places, axis=len(sizes)), update)
 
 
 @rule("rank")
