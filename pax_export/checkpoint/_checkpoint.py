@@ -10,12 +10,8 @@ import jax
 import numpy as np
 from jax.sharding import Sharding
 
-from pax_export._foundations.errors import (
-    CheckpointError,
-    InvalidArgumentError,
-    WeightsMismatchError,
-)
-from pax_export._foundations.types import AnyMesh, Array, PyTree
+from pax_export._foundations.errors import CheckpointError, WeightsMismatchError
+from pax_export._foundations.types import AnyMesh, Array
 from pax_export.checkpoint import _orbax
 from pax_export.checkpoint._saved import (
     LeafEntry,
@@ -25,7 +21,7 @@ from pax_export.checkpoint._saved import (
     is_plain,
     name_leaves,
 )
-from pax_export.sharding import RulesLike, following, shardings
+from pax_export.sharding import RulesLike, following, shardings_of_leaves
 from pax_export.weights import (
     LoadReport,
     chosen_sharding,
@@ -70,12 +66,7 @@ class Checkpoint:
                 for tree, leaves in about["trees"].items()
             }
         except Exception as error:  # orbax and its dependencies have no common error class
-            raise CheckpointError(
-                "The directory is not a complete checkpoint of pax_export.",
-                where=str(directory),
-                got=_shorten_error(error),
-                write="a directory that Checkpoints(...).save wrote, or an earlier step of it",
-            ) from error
+            raise _damaged(directory, error) from error
 
     @property
     def trees(self) -> tuple[str, ...]:
@@ -195,7 +186,7 @@ class Checkpoint:
             if sizes and jax.process_count() == 1:
                 self._arrays(tree, {min(sizes, key=sizes.__getitem__): None})
             elif sizes and not (self.directory / tree / _orbax.MERGED).exists():
-                raise self._damaged(tree, None, FileNotFoundError(f"no file {_orbax.MERGED}"))
+                raise _damaged(self.directory / tree, FileNotFoundError(f"no file {_orbax.MERGED}"))
 
     def _read(
         self, tree: str, leaves: Mapping[str, Any], places: Mapping[str, Any]
@@ -212,7 +203,7 @@ class Checkpoint:
         for name, own in leaves.items():
             entry = entries[name]
             value = entry.restored(arrays[name]) if name in arrays else entry.without_array()
-            values[name] = put_array(value, own, places[name])
+            values[name] = value if is_plain(own) else put_array(value, own, places[name])
         return values
 
     def _arrays(self, tree: str, wanted: Mapping[str, Any]) -> dict[str, Any]:
@@ -222,35 +213,28 @@ class Checkpoint:
         try:
             arrays = _orbax.read_arrays(self.directory / tree, wanted)
         except Exception as error:  # as above; a mistake of ours would be called damage
-            raise self._damaged(
-                tree, next(iter(wanted)) if len(wanted) == 1 else None, error
-            ) from error
+            alone = len(wanted) == 1
+            where = self._described(tree, next(iter(wanted))) if alone else self.directory / tree
+            raise _damaged(where, error) from error
         for name, array in arrays.items():
             saved, found = self._entries[tree][name].checksum, array_checksum(array)
             if found is not None and saved not in (None, found):
                 differs = ValueError(f"the checksum is {found}, expected {saved}")
-                raise self._damaged(tree, name, differs)
+                raise _damaged(self._described(tree, name), differs)
         return arrays
 
-    def _damaged(self, tree: str, name: str | None, error: Exception) -> CheckpointError:
-        what = tree
-        if name is not None:
-            what = f"{full_name(tree, name)}: {self._entries[tree][name].description}"
-        return CheckpointError(
-            "The checkpoint is damaged: an array cannot be read."
-            if name
-            else "The checkpoint is damaged: a tree cannot be read.",
-            where=f"{what}, in {self.directory / tree}",
-            got=_shorten_error(error),
-            write="another step; Checkpoints(...).steps lists them",
-        )
+    def _described(self, tree: str, name: str) -> str:
+        what = self._entries[tree][name].description
+        return f"{full_name(tree, name)}: {what}, in {self.directory / tree}"
 
 
-def _shorten_error(error: BaseException) -> str:
-    """Returns the first part of an orbax error message."""
-    text = str(error).split(" [tensorstore_spec=")[0]
-    lines = [line for line in text.splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0] if lines else ''}"[:400]
+def _damaged(where: str | Path, error: Exception) -> CheckpointError:
+    return CheckpointError(
+        "The checkpoint is damaged or incomplete.",
+        where=str(where),
+        got=_orbax.first_line(error),
+        write="another step; Checkpoints(...).steps lists them",
+    )
 
 
 # --- restored arrays where a target or rules say --------------------------------------
@@ -291,10 +275,8 @@ def sharding_to_read(
     return None if entry.stored_as_another else sharding or chosen_sharding(own)
 
 
-def put_array(array: PyTree, own: PyTree, sharding: Sharding | None) -> Any:
+def put_array(array: Array, own: Array | jax.ShapeDtypeStruct, sharding: Sharding | None) -> Any:
     """Converts a restored array to the type and sharding of the target's leaf."""
-    if is_plain(own):
-        return array
     if isinstance(own, np.generic):
         return array[()]
     if isinstance(own, np.ndarray):
@@ -313,13 +295,7 @@ def shardings_of(
     targets: Mapping[str, Any], mesh: AnyMesh | None, rules: RulesLike
 ) -> dict[str, list[Any]]:
     """Returns the shardings of the leaves of each tree in tree order; empty without a mesh."""
-    if mesh is None:
-        if rules is not None:
-            raise InvalidArgumentError(
-                "Sharding rules need a mesh.",
-                where="restore",
-                write="restore(mesh=mesh, rules=rules, model=model)",
-            )
+    if mesh is None and rules is None:
         return {}
     places = {}
     for tree, target in targets.items():
@@ -329,5 +305,5 @@ def shardings_of(
         shapes = jax.tree_util.tree_map(
             lambda leaf: np.zeros((), np.int32) if is_plain(leaf) else leaf, target
         )
-        places[tree] = jax.tree_util.tree_leaves(shardings(shapes, mesh, chosen))
+        places[tree] = shardings_of_leaves(shapes, mesh, chosen)
     return places

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, SupportsFloat
 
 import jax
 
@@ -19,7 +19,6 @@ from pax_export._foundations.check import checked_choice, checked_integer
 from pax_export._foundations.errors import (
     CheckpointError,
     InvalidArgumentError,
-    InvalidArgumentTypeError,
     MissingCheckpointError,
 )
 from pax_export._foundations.files import directory as directories
@@ -136,7 +135,9 @@ class Checkpoints:
 
     # --- writing -------------------------------------------------------------------
 
-    def save(self, step: int, *, metrics: Mapping[str, Any] | None = None, **trees: Any) -> None:
+    def save(
+        self, step: int, *, metrics: Mapping[str, SupportsFloat] | None = None, **trees: Any
+    ) -> None:
         """Saves trees by name.
 
         Returns after copying the arrays, so that they may be donated or changed.
@@ -180,7 +181,8 @@ class Checkpoints:
         """Waits until the last checkpoint is written.
 
         Raises:
-            CheckpointError: (an OSError) it could not be written, or not be read back.
+            CheckpointError: (an OSError) it could not be written, or the smallest array of one of
+                its trees cannot be read back.
         """
         if self._manager is None:
             return
@@ -191,7 +193,7 @@ class Checkpoints:
         step, self._writing = self._writing, None
         self._remove_deleted()
         if step is not None:
-            self._read_back(step)
+            Checkpoint(self.directory / str(step), step).try_to_read()
 
     def close(self) -> None:
         """Waits for the last checkpoint, and ends the writer threads.
@@ -287,12 +289,6 @@ class Checkpoints:
             >>> state.report.mismatched["model.bias"]
             'float32[3] in the file, float32[4] in the module'
         """
-        if not targets:
-            raise InvalidArgumentError(
-                "restore needs at least one tree.",
-                where=str(self.directory),
-                write="restore(model=model, optimizer=optimizer)",
-            )
         return self.open(step).restore(targets, shardings_of(targets, mesh, rules), strict)
 
     # --- helpers -------------------------------------------------------------------
@@ -327,18 +323,6 @@ class Checkpoints:
         except OSError:
             return True
 
-    def _read_back(self, step: int) -> None:
-        """Opens the written checkpoint, and reads the smallest array of each tree."""
-        try:
-            Checkpoint(self.directory / str(step), step).try_to_read()
-        except CheckpointError as error:
-            raise CheckpointError(
-                f"The checkpoint of step {step} was written, and cannot be read back.",
-                where=error.where,
-                got=error.got,
-                write="a directory on another disk; checkpoints.steps lists the existing ones",
-            ) from error
-
     def _metrics_of(self, step: int) -> dict[str, float]:
         if step not in self._metrics:
             try:
@@ -366,12 +350,10 @@ class Checkpoints:
             )
         if later:
             raise InvalidArgumentError(
-                "The directory has checkpoints of this step or later ones, "
-                "and training would resume from them.",
+                "Training would resume from this or a later checkpoint of the directory.",
                 where=str(self.directory),
                 got=f"step {step} after {', '.join(map(str, later))}",
-                write=f"checkpoints.delete({later[-1]}) and so on, to take another way from an "
-                "earlier one; or another directory",
+                write=f"checkpoints.delete({later[-1]}) and so on, or another directory",
             )
 
     def _missing(self, step: int | None, steps: Sequence[int]) -> MissingCheckpointError:
@@ -395,14 +377,13 @@ class Checkpoints:
     def _unwritten(self, error: Exception) -> CheckpointError:
         step, self._writing = self._writing, None
         self._metrics.pop(step, None) if step is not None else None
-        write = "a directory that you may write to, on a disk with room"
-        if jax.process_count() > 1:  # which hear of a lost one as an error of their exchange
-            write = f"all processes started again, if one was lost; else {write}"
         return CheckpointError(
             f"The checkpoint of step {step} was not written.",
             where=str(self.directory),
-            got=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:400],
-            write=write,
+            got=_orbax.first_line(error),
+            # Processes hear of a lost one as an error of their exchange.
+            write="a directory that you may write to, on a disk with room; or all processes "
+            "started again, if one of them was lost",
         )
 
 
@@ -452,19 +433,9 @@ class Retention:
             checked_integer(self.last, "keep", 1, write="keep=3, or keep=None for all")
         checked_choice(self.mode, ("min", "max"), "mode")
 
-    def checked(self, metrics: Mapping[str, Any] | None) -> dict[str, float]:
+    def checked(self, metrics: Mapping[str, SupportsFloat] | None) -> dict[str, float]:
         """Returns the metrics as numbers; raises if the metric of `best` is missing."""
-        numbers = {}
-        for name, value in (metrics or {}).items():
-            try:
-                numbers[str(name)] = float(value)
-            except (TypeError, ValueError) as error:
-                raise InvalidArgumentTypeError(
-                    "A metric must be a single number.",
-                    where=f"metrics[{name!r}]",
-                    got=f"{type(value).__name__}: {value!r}"[:200],
-                    write=f"metrics={{{name!r}: float(loss)}}",
-                ) from error
+        numbers = {name: float(value) for name, value in (metrics or {}).items()}
         if self.best is not None and self.best not in numbers:
             raise InvalidArgumentError(
                 "The checkpoint lacks the metric by which the best one is kept.",

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -26,7 +26,10 @@ from jax.sharding import Sharding
 
 from pax_export._foundations.errors import CheckpointError
 from pax_export._foundations.optional import require
-from pax_export._foundations.types import PyTree
+
+if TYPE_CHECKING:
+    from orbax.checkpoint import CheckpointManager
+    from orbax.checkpoint.checkpoint_managers import PreservationContext
 
 #: Glob characters, which orbax misreads in the path of a checkpoint.
 PATTERN = frozenset("*?[]\\")
@@ -48,6 +51,13 @@ MERGED = "manifest.ocdbt"
 Keep = Callable[[Sequence[int]], Iterable[int]]
 
 
+def first_line(error: BaseException) -> str:
+    """The class of an error of orbax, and the beginning of what it says."""
+    text = str(error).split(" [tensorstore_spec=")[0]
+    lines = [line for line in text.splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"[:400]
+
+
 def require_orbax() -> Any:
     """Imports orbax.checkpoint, or raises an error that names the extra."""
     return require("orbax.checkpoint", "checkpoint", "Checkpoints")
@@ -59,12 +69,14 @@ class _Preservation:
 
     keep: Keep
 
-    def should_preserve(self, checkpoints: Sequence[Any], *, context: object) -> Sequence[bool]:
+    def should_preserve(
+        self, checkpoints: Sequence[Any], *, context: PreservationContext
+    ) -> Sequence[bool]:
         steps = set(self.keep([each.step for each in checkpoints]))
         return [each.step in steps for each in checkpoints]
 
 
-def make_manager(directory: Path, keep: Keep, asynchronous: bool) -> Any:
+def make_manager(directory: Path, keep: Keep, asynchronous: bool) -> CheckpointManager:
     """Returns an orbax manager, and removes incomplete checkpoints of killed processes."""
     ocp = require_orbax()
     return ocp.CheckpointManager(
@@ -103,10 +115,10 @@ class _SaveLock:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._last: Any = None
+        self._last: CheckpointManager | None = None
 
     @contextmanager
-    def of(self, manager: object) -> Iterator[None]:
+    def of(self, manager: CheckpointManager) -> Iterator[None]:
         """Waits for another manager's save, without raising its error."""
         with self._lock:
             if self._last is not None and self._last is not manager:
@@ -115,7 +127,7 @@ class _SaveLock:
             self._last = manager
             yield
 
-    def finish(self, manager: PyTree) -> None:
+    def finish(self, manager: CheckpointManager) -> None:
         """Waits for this manager's save."""
         with self._lock:
             if self._last is manager:
@@ -128,7 +140,7 @@ wait_for_save = _turns.finish
 
 
 def start_save(
-    manager: PyTree, step: int, trees: Mapping[str, Any], about: Mapping[str, Any]
+    manager: CheckpointManager, step: int, trees: Mapping[str, Any], about: Mapping[str, Any]
 ) -> None:
     """Starts writing a checkpoint of nonempty trees (tree -> name -> array) and JSON."""
     args = require_orbax().args

@@ -20,17 +20,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from pax_export._foundations.errors import (
-    InvalidArgumentError,
-    InvalidArgumentTypeError,
-    UnsupportedDtypeError,
-)
+from pax_export._foundations.errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._foundations.types import Array, DTypeLike, PyTree
 from pax_export.checkpoint._orbax import ABOUT
 from pax_export.weights import Description, describe_array, explain_absence, is_key, leaves_by_name
 
-#: Python types that JSON restores exactly.
-PLAIN = (bool, int, float, str)
+#: Values of Python that JSON restores exactly.
+Plain = bool | int | float | str
 
 _WIDER = {"uint4": np.uint8, "uint2": np.uint8, "int2": np.int8}
 
@@ -50,7 +46,7 @@ class LeafEntry:
     """The original type of a saved leaf."""
 
     description: Description | str  # its shape and dtype, or a description of the value
-    value: PyTree = None  # the leaf itself, if it is stored in the entry
+    value: Plain | None = None  # the leaf itself, if it is stored in the entry
     checksum: int | None = None  # of the stored array, if known
 
     @classmethod
@@ -122,7 +118,7 @@ class LeafEntry:
 
 def is_plain(leaf: object) -> bool:
     """Returns True for Python values; numpy scalars count as arrays."""
-    return isinstance(leaf, PLAIN) and not isinstance(leaf, np.generic)
+    return isinstance(leaf, Plain) and not isinstance(leaf, np.generic)
 
 
 def saved_trees(trees: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -157,28 +153,18 @@ def saved_trees(trees: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any
 
 
 def _require_value(where: str, leaf: object) -> None:
-    if not isinstance(leaf, (jax.Array, np.ndarray, np.generic)):
-        raise InvalidArgumentTypeError(
-            "A checkpoint stores only arrays, numbers and strings.",
-            where=where,
-            got=f"{type(leaf).__name__}: {leaf!r}"[:200],
-            write="jnp.asarray(...); an initialised module instead of shapes; anything else "
-            "as a static attribute of a module",
-        )
-    if not is_key(leaf.dtype) and np.dtype(leaf.dtype).kind in "OSUMm":
-        raise UnsupportedDtypeError(
-            "The dtype of an array is unsupported in checkpoints.",
-            where=where,
-            got=np.dtype(leaf.dtype).name,
-            write="an array of numbers or booleans, or text as a Python str",
-        )
     problem = explain_absence(leaf)
+    if not isinstance(leaf, (jax.Array, np.ndarray, np.generic)):
+        problem = f"{type(leaf).__name__}: {leaf!r}"[:200]
+    elif not is_key(leaf.dtype) and np.dtype(leaf.dtype).kind in "OSUMm":
+        problem = f"an array of {np.dtype(leaf.dtype).name}"
     if problem:
         raise InvalidArgumentTypeError(
-            "A checkpoint requires arrays with values.",
+            "A checkpoint stores arrays of numbers with their values, numbers and text of Python.",
             where=where,
             got=problem,
-            write="checkpoints.save(...) outside of jit, with the results of the last step",
+            write="the results of the last step, outside of jit; anything else as a static "
+            "attribute of a module",
         )
 
 

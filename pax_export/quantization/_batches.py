@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -20,13 +20,16 @@ from pax_export.core import Module, StateModule
 from pax_export.precision.quantized import OutputRange, StaticInputs, apart, scale_of_range
 from pax_export.quantization._report import Difference
 
+#: A module, or parameters and their function.
+Net: TypeAlias = Module | tuple[Any, Callable[..., Any]]
+
 _WHERE = "quantize(batches=...)"
 _WRITE = "a list of what the net is called with: an array for each batch, or a tuple of them"
 #: The number of timed calls, of which the fastest counts.
 _CALLS = 5
 
 
-def checked(batches: object) -> list[tuple[Any, ...]]:
+def checked(batches: Iterable[Any]) -> list[tuple[Any, ...]]:
     """Returns the arguments of each call; raises for batches unfit for calibration."""
     if hasattr(batches, "shape") or not isinstance(batches, Iterable):
         raise InvalidArgumentTypeError(
@@ -81,7 +84,7 @@ def compared(
 
 
 def compare_runtime(
-    net: Any, before: Callable[..., Any], after: Callable[..., Any], batches: Sequence[Any]
+    net: Net, before: Callable[..., Any], after: Callable[..., Any], batches: Sequence[Any]
 ) -> Difference:
     """Compares the export of a quantized net with the net, and its latency with the float export.
 
@@ -106,7 +109,7 @@ def compare_runtime(
     return replace(found, seconds=(_seconds(before, calls[0]), found.seconds[1]))
 
 
-def call_of(net: Any) -> partial[Any]:
+def call_of(net: Net) -> partial[Any]:
     """Returns a compiled call of a net, with its arrays as first argument."""
     if isinstance(net, Module):
         return partial(jax.jit(lambda net, *batch: net(*batch)), net.eval())

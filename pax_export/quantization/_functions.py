@@ -241,11 +241,11 @@ def _convert(equation: Equation, weight: _ProgramWeight) -> Any:
     return dataclasses.replace(weight, array=array)
 
 
-def _dot(equation: Equation, left: PyTree, right: PyTree) -> Any:
+def _dot(equation: Equation, left: Array | _ProgramWeight, right: Array | _ProgramWeight) -> Any:
     of_left, of_right = equation.params["dimension_numbers"][0]
-    if isinstance(left, _ProgramWeight) and isinstance(right, _ProgramWeight):
-        return None
     weight, x = (left, right) if isinstance(left, _ProgramWeight) else (right, left)
+    if not isinstance(weight, _ProgramWeight) or isinstance(x, _ProgramWeight):
+        return None
     summed, of_x = (of_left, of_right) if weight is left else (of_right, of_left)
     weight.noted(sorted(summed), len(weight.array.shape))
     array = weight.array
@@ -261,7 +261,7 @@ def _dot(equation: Equation, left: PyTree, right: PyTree) -> Any:
     return bind_equation(equation, operands)[0]
 
 
-def _convolve(equation: Equation, x: Array, kernel: PyTree) -> Any:
+def _convolve(equation: Equation, x: Array, kernel: Array | _ProgramWeight) -> Any:
     if not isinstance(kernel, _ProgramWeight):
         return None
     _, of_inputs, *spatial = equation.params["dimension_numbers"].rhs_spec
@@ -272,12 +272,13 @@ def _convolve(equation: Equation, x: Array, kernel: PyTree) -> Any:
     return kernel.array.bounded_outputs(result, features - result.ndim)
 
 
-def _gather(equation: Equation, table: PyTree, index: Array) -> Any:
+def _gather(equation: Equation, table: Array | _ProgramWeight, index: Array) -> Any:
     """Rows of a table, as an embedding takes them."""
     numbers, params = equation.params["dimension_numbers"], equation.params
-    rank = len(table.array.shape) if isinstance(table, _ProgramWeight) else 0
+    if not isinstance(table, _ProgramWeight):
+        return None
     is_rows = (
-        rank == 2
+        len(table.array.shape) == 2
         and table.order is None
         and numbers.collapsed_slice_dims == numbers.start_index_map == (0,)
         and not numbers.operand_batching_dims

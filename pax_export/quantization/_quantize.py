@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import numbers
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ from pax_export._foundations.errors import (
     InvalidArgumentTypeError,
     QuantizationError,
 )
-from pax_export._foundations.types import Array, PyTree
+from pax_export._foundations.types import Array
 from pax_export.adapters import apply_changes, chosen_modules
 from pax_export.core import Module, Selection, Selector, is_array, named_leaves
 from pax_export.precision.quantized import (
@@ -34,6 +34,7 @@ from pax_export.precision.quantized import (
 )
 from pax_export.quantization._batches import (
     METHODS,
+    Net,
     call_of,
     checked,
     compared,
@@ -68,14 +69,14 @@ Arrays = dict[str, QuantizedArray]
 class _Net(NamedTuple):
     """A module, or params with their function, and its weights to be quantized."""
 
-    whole: Any
+    whole: Net
     targets: list[QuantizableArray]
     put: Callable[[Mapping[str, Any]], Any]  # the net with arrays in these places, by name
 
 
 def quantize(
     net: Module,
-    batches: object = None,
+    batches: Iterable[Any] | None = None,
     *,
     bits: int = 8,
     group: int | None = None,
@@ -331,7 +332,7 @@ def _check_budget(
 
 
 def _loss(
-    net: Any, calls: list[Any] | None, metric: Callable[[Any], Any] | None
+    net: Net, calls: list[Any] | None, metric: Callable[[Any], Any] | None
 ) -> Callable[[Any], float]:
     """What other arrays of a net lose, by the metric or else by the outputs."""
     if metric is None:
@@ -341,7 +342,7 @@ def _loss(
     return lambda arrays: before - _measured(metric, whole(arrays))
 
 
-def _measured(metric: Callable[[Any], Any], net: PyTree) -> float:
+def _measured(metric: Callable[[Any], Any], net: Net) -> float:
     """What the metric of a user says of a net, a number."""
     value: Any = metric
     if callable(metric):
@@ -394,7 +395,7 @@ def _check(bits: int, group: int | None, scheme: str) -> None:
         )
 
 
-def _check_activations(activations: str | None, batches: object) -> None:
+def _check_activations(activations: str | None, batches: Iterable[Any] | None) -> None:
     if activations is None:
         return
     checked_choice(activations, METHODS, "quantize(activations=...)")
@@ -407,7 +408,7 @@ def _check_activations(activations: str | None, batches: object) -> None:
         )
 
 
-def _check_rounding(rounding: str, batches: object, train: bool) -> None:
+def _check_rounding(rounding: str, batches: Iterable[Any] | None, train: bool) -> None:
     checked_choice(rounding, ("nearest", "gptq"), "quantize(rounding=...)")
     if rounding == "gptq" and (batches is None or train):
         raise InvalidArgumentError(
@@ -516,5 +517,5 @@ def _errors(weight: Array, form: Form, *stored: Array) -> tuple[Any, Any, Any]:
     return jnp.max(jnp.abs(apart)), jnp.linalg.norm(apart), jnp.linalg.norm(numbers)
 
 
-def _arrays(net: Module) -> Any:
+def _arrays(net: Net) -> Any:
     return net if isinstance(net, Module) else net[0]

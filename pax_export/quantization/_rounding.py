@@ -14,6 +14,7 @@ import scipy.linalg
 from pax_export._foundations.types import Array, PyTree
 from pax_export.core import (
     DeclaredArray,
+    Module,
     declared_in,
     is_array,
     join_path,
@@ -103,7 +104,7 @@ def _is_finite(weight: Array) -> Any:
     return jnp.isfinite(weight).all()
 
 
-def other_arrays(net: object, done: set[str]) -> Iterator[tuple[str, str]]:
+def other_arrays(net: Module, done: set[str]) -> Iterator[tuple[str, str]]:
     """The arrays of a net that are not among those done, and why they are not."""
     for name, leaf in named_leaves(net):
         own = name.removesuffix(".weight")  # of a weight in quantization-aware training
@@ -165,7 +166,7 @@ def rounded(weight: Array, form: Form, reduced: tuple[int, ...]) -> QuantizedArr
 @functools.partial(jax.jit, static_argnums=1)
 def fits_halves(weight: Array, form: Form) -> Any:
     """Whether the scales of groups have all digits of a float16, or their groups are zeros."""
-    span, _ = _ranges(_grouped(weight, form.axis, GROUP), weight.ndim + form.axis + 1, form.scheme)
+    span, _ = _ranges(_grouped(weight, form.axis), weight.ndim + form.axis + 1, form.scheme)
     divisors = LEVELS[form.scheme, form.bits].divisors
     least = jnp.min(jnp.where(span > 0, span, jnp.inf)) / max(divisors)
     return (least >= _SMALLEST_SCALE) & (jnp.max(span) / min(divisors) < 65504)
@@ -197,7 +198,7 @@ def _ranges(numbers: Array, inner: int, scheme: str) -> tuple[Any, Any]:
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def _by_group(weight: Array, form: Form, levels: Levels) -> Any:
-    numbers = _grouped(weight.astype(jnp.float32), form.axis, form.group)
+    numbers = _grouped(weight.astype(jnp.float32), form.axis)
     inner = weight.ndim + form.axis + 1
     span, middle = _ranges(numbers, inner, form.scheme)
     has_zeros = form.scheme == "asymmetric"
@@ -226,9 +227,9 @@ def _by_group(weight: Array, form: Form, levels: Levels) -> Any:
     return stored, scales, zeros if has_zeros else None
 
 
-def _grouped(weight: Any, axis: int, group: int | None) -> Any:
+def _grouped(weight: Array, axis: int) -> Array:
     inner, shape = weight.ndim + axis, weight.shape
-    return weight.reshape(*shape[:inner], -1, group, *shape[inner + 1 :])
+    return weight.reshape(*shape[:inner], -1, GROUP, *shape[inner + 1 :])
 
 
 # --- GPTQ, Frantar et al. 2022, https://arxiv.org/abs/2210.17323 -----------------------------

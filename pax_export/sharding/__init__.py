@@ -2,6 +2,7 @@
 
 from pax_export._foundations.hlo import Collective, Cost, collectives, cost, sent_bytes
 from pax_export.sharding._leaf_shardings import following, shardings
+from pax_export.sharding._leaf_shardings import shardings_of_leaves as shardings_of_leaves
 from pax_export.sharding._mesh import abstract_mesh, make_mesh
 from pax_export.sharding._presets import data_parallel, fully_sharded, tensor_parallel
 from pax_export.sharding._rules import Rules

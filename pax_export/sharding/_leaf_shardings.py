@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from pax_export._foundations.errors import ShardingError, near_names
 from pax_export._foundations.types import AnyMesh, PyTree
 from pax_export.core import Spec
-from pax_export.sharding._mesh import mesh_text, names_in, parts_of, sizes_of
+from pax_export.sharding._mesh import checked_mesh, mesh_text, names_in, parts_of, sizes_of
 from pax_export.sharding._rules import (
     ClassRule,
     LeafPath,
@@ -100,8 +100,11 @@ def shardings(tree: PyTree, mesh: AnyMesh, rules: RulesLike = None) -> Any:
     return treedef.unflatten(shardings_of_leaves(tree, mesh, rules))
 
 
-def shardings_of_leaves(tree: PyTree, mesh: AnyMesh, rules: RulesLike) -> list[NamedSharding]:
+def shardings_of_leaves(
+    tree: PyTree, mesh: AnyMesh | None, rules: RulesLike
+) -> list[NamedSharding]:
     """The sharding of each leaf, in tree order."""
+    mesh = checked_mesh(mesh)
     found = leaf_shardings(leaf_paths(tree), sizes_of(mesh), Rules.of(rules))
     return [NamedSharding(mesh, PartitionSpec(*each.spec)) for each in found]
 

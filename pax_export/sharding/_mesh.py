@@ -89,15 +89,21 @@ def _complete_sizes(axes: Mapping[str, int], devices: int | None) -> dict[str, i
     )
 
 
-def sizes_of(mesh: AnyMesh) -> dict[str, int]:
-    """The size of each axis of a mesh; an InvalidArgumentTypeError if it is none."""
+def checked_mesh(mesh: AnyMesh | None) -> AnyMesh:
+    """The mesh; an InvalidArgumentTypeError if it is none."""
     if not isinstance(mesh, (Mesh, AbstractMesh)):
         raise InvalidArgumentTypeError(
             "Expected a mesh.",
+            where="mesh=",
             got=f"{type(mesh).__name__}: {mesh!r}"[:120],
             write="pax.sharding.make_mesh(data=4, model=2), or a jax.sharding.Mesh",
         )
-    return dict(mesh.shape)
+    return mesh
+
+
+def sizes_of(mesh: AnyMesh) -> dict[str, int]:
+    """The size of each axis of a mesh; an InvalidArgumentTypeError if it is none."""
+    return dict(checked_mesh(mesh).shape)
 
 
 def require_devices(mesh: AnyMesh) -> None:

@@ -356,17 +356,16 @@ def leaf_paths(
     if isinstance(tree, (Vmap, Scan)):
         return _with_layer_axes(tree, found)
     stacks = getattr(type(tree), "_pax_stacked", ())
-    return [_in_a_stack(leaf, tree, len(steps)) for leaf in found] if stacks else found
+    # A module that keeps layers stacked by itself, along their first axis.
+    stacked = [(name,) for name in stacks if isinstance(getattr(tree, name), Node)]
+    at = slice(len(steps), len(steps) + 1)
+    return [
+        replace(leaf, stacked=(0, *leaf.stacked)) if leaf.steps[at] in stacked else leaf
+        for leaf in found
+    ]
 
 
-def _in_a_stack(leaf: LeafPath, module: Any, depth: int) -> LeafPath:
-    """A leaf of a module that keeps layers stacked by itself, along their first axis."""
-    name = leaf.steps[depth]
-    is_stacked = name in type(module)._pax_stacked and isinstance(getattr(module, name), Node)
-    return replace(leaf, stacked=(0, *leaf.stacked)) if is_stacked else leaf
-
-
-def _leaf_path(leaf: PyTree, steps: tuple[str, ...], owners: tuple[Owner, ...]) -> LeafPath:
+def _leaf_path(leaf: Any, steps: tuple[str, ...], owners: tuple[Owner, ...]) -> LeafPath:
     dtype = getattr(leaf, "dtype", None)
     declared, is_key = None, dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
     if owners:
@@ -379,7 +378,7 @@ def _leaf_path(leaf: PyTree, steps: tuple[str, ...], owners: tuple[Owner, ...]) 
     return LeafPath(steps, tuple(np.shape(leaf)), dtype, owners, declared, (), is_key)
 
 
-def _with_layer_axes(lifted: PyTree, found: list[LeafPath]) -> list[LeafPath]:
+def _with_layer_axes(lifted: Vmap | Scan, found: list[LeafPath]) -> list[LeafPath]:
     """The leaves in a `Vmap` or `Scan`, with the axis of layers."""
     axes = (dict(lifted.options)["state_axes"] or StateAxes({...: 0})).of(lifted._inner)
     return [replace(leaf, stacked=(axis, *leaf.stacked)) for leaf, axis in zip(found, axes)]

@@ -22,7 +22,7 @@ from jax.tree_util import (
 from pax_export._foundations.errors import ShardingError
 from pax_export._foundations.jax import call_with_constants, is_tracer
 from pax_export._foundations.jaxpr import jaxpr_constants
-from pax_export._foundations.types import AnyMesh, ArrayLike, PyTree
+from pax_export._foundations.types import AnyMesh, Array, ArrayLike, PyTree
 from pax_export.sharding._leaf_shardings import require_axis, shardings_of_leaves
 from pax_export.sharding._mesh import names_in, require_devices, sizes_of
 from pax_export.sharding._rules import RulesLike
@@ -80,7 +80,7 @@ def _is_local(leaf: object) -> bool:
     return not isinstance(leaf, jax.Array) or leaf.is_fully_addressable
 
 
-def _put_leaf(leaf: object, sharding: NamedSharding) -> Any:
+def _put_leaf(leaf: ArrayLike | jax.ShapeDtypeStruct, sharding: NamedSharding) -> Any:
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
     if is_tracer(leaf):
@@ -92,11 +92,11 @@ def _put_leaf(leaf: object, sharding: NamedSharding) -> Any:
     return jax.device_put(leaf if hasattr(leaf, "dtype") else np.asarray(leaf), sharding)
 
 
-def _same(x: object) -> Any:
+def _same(x: Array) -> Array:
     return x
 
 
-def _own_part(leaf: PyTree, sharding: NamedSharding) -> jax.Array:
+def _own_part(leaf: ArrayLike, sharding: NamedSharding) -> jax.Array:
     """Returns this process' part of an array that spans several."""
     if jnp.issubdtype(getattr(leaf, "dtype", np.float32), jax.dtypes.prng_key):
         data = _own_part(jax.random.key_data(leaf), sharding)

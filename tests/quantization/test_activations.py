@@ -16,6 +16,7 @@ from pax_export.precision import mixed_precision
 from pax_export.quantization import dequantize, quantize
 from tests.closeness import assert_close
 from tests.export.portable.test_passes import portable
+from tests.refusals import refused
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(16, 64)).astype(np.float32)
@@ -130,6 +131,21 @@ def test_training_passes_by_the_rounding(activations):
     assert float(jnp.abs(gradient.modules[0].weight.weight).max()) > 0
     again, _ = quantize(training)
     assert jax.tree.structure(again) == jax.tree.structure(plain)
+
+
+@pytest.mark.parametrize("activations", ["dynamic", "static"])
+def test_inputs_of_a_trained_net_are_rounded_afterwards(activations):
+    """As the error of a second training says: quantize the trained net."""
+    training, _ = quantize(net(), bits=4, train=True)
+    with refused(errors.QuantizationError, where="modules.0.weight") as caught:
+        quantize(training, bits=4, train=True)
+    assert caught.value.write.startswith("quantize(net) of the trained net")
+    small, report = quantize(training, [X], activations=activations)
+    plain, _ = quantize(training)
+    assert [leaf.activations for leaf in report.leaves] == [activations, activations]
+    for one, other in zip((small[0], small[2]), (plain[0], plain[2])):
+        assert (one.weight.integers == other.weight.integers).all()
+    assert report.difference.largest > 0
 
 
 def test_refusals():

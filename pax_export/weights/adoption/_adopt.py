@@ -14,7 +14,7 @@ import numpy as np
 from pax_export._foundations.errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._foundations.types import AnyMesh, Array, ArrayLike, DTypeLike, PyTree
 from pax_export.core import Module, escape_step, next_rng_key, pure
-from pax_export.sharding import RulesLike, shardings
+from pax_export.sharding import RulesLike, shardings_of_leaves
 from pax_export.weights._save_load import leaves_by_name, require_shape
 from pax_export.weights.adoption import _refusals
 from pax_export.weights.adoption._array_transforms import Piece, apply_piece
@@ -193,17 +193,11 @@ def adopt(
     leaves = leaves_by_name(net)
     for name, leaf in leaves.items():
         require_shape(name, leaf, "adopt needs a module of arrays")
-    if rules is not None and mesh is None:
-        raise InvalidArgumentTypeError(
-            "adopt(rules=) requires a mesh.",
-            where="adopt(rules=)",
-            got="rules without a mesh",
-            write="mesh=pax.sharding.make_mesh(data=-1)",
-        )
-    lying = None if mesh is None else jax.tree_util.tree_leaves(shardings(net, mesh, rules))
+    on_mesh = mesh is not None or rules is not None
+    lying = shardings_of_leaves(net, mesh, rules) if on_mesh else []
     with open_source(source, revision=revision) as file:
         study, opened = _possible_study(net, source, file, options)
-        filler = _Filler(net, leaves, opened, study, dict(zip(leaves, lying or [])), dtype)
+        filler = _Filler(net, leaves, opened, study, dict(zip(leaves, lying)), dtype)
         if reference is None:
             choice = choose_only_way(study, opened)
             return filler.fill(choice), report_of(study, opened, choice, leaves)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from pax_export._foundations.errors import AdoptionError, AmbiguousWeightsError
+from pax_export._foundations.errors import AdoptionError, AmbiguousWeightsError, near_names
 from pax_export.weights.adoption._array_transforms import Piece, Shape
 from pax_export.weights.adoption._flatten import SAYS, flattened_channels
 from pax_export.weights.adoption._groups import Group, is_fused
@@ -55,7 +55,9 @@ def impossible_error(
             lines += [f"  - no array for {leaf.says}{_shape_text(leaf.shape)}, beside {group.path}"
                       for leaf in gone]  # fmt: skip
         else:
-            lines.append(f"  - no array for {_layer_text(layer)}{_explain_layer(layer, best)}")
+            near = near_names(layer.path, [group.path for group in rest])
+            why = f"; near: {near[0]}" if near else _explain_layer(layer, best)
+            lines.append(f"  - no array for {_layer_text(layer)}{why}")
     for group in rest:
         lines.append(f"  - no place for {_group_text(group)}{_explain_group(group)}")
     for component in outcome.unbalanced:

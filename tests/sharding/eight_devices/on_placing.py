@@ -15,6 +15,7 @@ from pax_export import sharding
 from pax_export.errors import ShardingError
 from pax_export.sharding._shard import program_of
 from tests.closeness import assert_close
+from tests.own_layers import rows
 from tests.refusals import refused
 
 RULES = sharding.tensor_parallel() & sharding.fully_sharded(min_size=64)
@@ -65,6 +66,19 @@ def test_keys_and_numbers_are_placed_too(mesh):
     assert placed["rows"].dtype == jnp.float32
     back = sharding.gather(placed, host=True)
     assert jnp.issubdtype(back["key"].dtype, jax.dtypes.prng_key) and back["step"] == 7
+
+
+@pytest.mark.parametrize("name", ["Bilinear", "LowRank", "MaskedConv"])
+@pytest.mark.parametrize("rules", [sharding.tensor_parallel(), sharding.fully_sharded(min_size=1)])
+def test_a_layer_of_a_user(name, rules, mesh):
+    layer, x = rows()[name]
+    placed = sharding.shard(layer, mesh, rules)
+    assert_lies_as_planned(placed, mesh, rules)
+    assert any(not leaf.is_fully_replicated for leaf in jax.tree.leaves(placed))
+    slope = jax.jit(jax.grad(lambda layer: (layer(x) ** 2).sum(), allow_int=True))
+    assert_close(jax.jit(lambda layer: layer(x))(placed), layer(x))
+    for one, other in zip(jax.tree.leaves(slope(placed)), jax.tree.leaves(slope(layer))):
+        assert_close(one, other, rtol=1e-4, atol=1e-3)
 
 
 def test_another_mesh(mesh):

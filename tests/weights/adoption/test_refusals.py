@@ -62,7 +62,7 @@ def test_one_of_two_equal_nets_is_chosen_by_ignore():
 def test_missing_and_unused_weights_are_listed():
     net = Free(body=pax.Linear(3, 4), head=pax.Linear(4, 2))
     error = assert_refused(net, {**dense("body", 3, 4), **dense("head", 5, 2)})
-    assert "no array for head.weight[4,2], head.bias[2] (linear)" in str(error)
+    assert "no array for head.weight[4,2], head.bias[2] (linear); near: head" in str(error)
     assert "no place for head.weight[2,5], head.bias[2]" in str(error)
     assert error.missing == ("head.weight", "head.bias")
     assert error.left == ("head.weight", "head.bias")
