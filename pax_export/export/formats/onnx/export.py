@@ -245,17 +245,25 @@ class OnnxContents(ProgramContents):
     ) -> dict[str, float]:
         errors = super().test(exporter, place, run)
         for name in exporter.runtimes if isinstance(exporter, OnnxExporter) else ():
-            self.tested_in[name] = self._largest_error(name, exporter, place)
+            self.tested_in[name] = self._largest_error(name, exporter, place, run)
         return errors
 
-    def _largest_error(self, name: str, exporter: FormatExporter, place: Path) -> float:
-        cases = self.cases(Budget())
+    def _largest_error(
+        self, name: str, exporter: FormatExporter, place: Path, run: ExportRun
+    ) -> float:
+        budget = Budget(probes="few")
+        cases = self.cases(budget)
         here = partial(other_runtimes.run, name)
         try:
             errors = validated_calls(exporter.format, place, cases, False, exporter.factor, here)
         except ValidationError as error:
             error.where = f"{error.where}, in {name}"
             raise
+        far = dict.fromkeys(f"{each.case.signature}: {each.output}" for each in budget.differences)
+        if far:
+            outputs = ", ".join(far)
+            text = f"differs from jax in {name} at: {outputs} where inputs are up to 1e4"
+            run.budget.differs.append(text)
         return max(errors.values(), default=0.0)
 
     def report_fields(self, place: Path, written: OnnxModelFile, run: ExportRun) -> dict[str, Any]:
