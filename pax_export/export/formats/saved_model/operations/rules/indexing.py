@@ -99,7 +99,8 @@ def put_window(builder: NodeBuilder, x: Output, update: Output, *starts: Output)
     for axis, size in enumerate(sizes):
         row = builder.shaped(builder.tensor(builder.sizes.arange(size)), [size])
         if axis in cut:
-            row = builder.shaped(builder("AddV2", row, builder.cast(starts[axis], np.int32)), [size])
+            moved = builder("AddV2", row, builder.cast(starts[axis], np.int32))
+            row = builder.shaped(moved, [size])
         row = builder.reshape(row, [size if each == axis else 1 for each in range(len(sizes))])
         places.append(builder.broadcast(row, sizes))
     return builder("TensorScatterUpdate", x, builder("Pack", places, axis=len(sizes)), update)
