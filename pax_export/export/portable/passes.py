@@ -139,6 +139,7 @@ class PassOptions:
         compute: with `fold`, evaluate all arithmetic on weights; not needed by targets that fold
             constants.
         keep: keep functions for which runtimes have operators.
+        recurrent: with `keep`, keep recurrent layers, too.
         move: move transposes to where they are not needed.
         features_first: with `move`, convolve ``[batch, features, ...]``, else ``[batch, ...,
             features]``.
@@ -148,6 +149,7 @@ class PassOptions:
     fold: bool = True
     compute: bool = True
     keep: bool = True
+    recurrent: bool = True
     move: bool = True
     features_first: bool = True
     integers: bool = False
@@ -175,7 +177,7 @@ def optimized(
         made = without_half(made)
     # Functions are found as they were written: folding and layouts take them apart.
     if options.keep:
-        made = recognized(recurrent_kept(made))
+        made = recognized(recurrent_kept(made) if options.recurrent else made)
     made = padded_inside(made)
     # Scales are found by the axis of their features, which is simplest in the model's layout.
     if options.fold:

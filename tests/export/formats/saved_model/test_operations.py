@@ -80,13 +80,21 @@ def test_what_all_turns_of_a_loop_do_is_written_before_it(tmp_path):
     assert loop.attr["_lower_using_switch_merge"].b  # else each turn is a call
 
 
-def test_gates_in_another_order_are_not_transposed(tmp_path):
-    def run(weight, x):
-        turned = jnp.concatenate([each.T for each in jnp.split(weight, 2, axis=1)][::-1])
-        return x @ turned[None][0].T
+def test_weights_of_recurrent_layers_are_read_as_they_are(tmp_path):
+    def step(params, carry, x):
+        hidden, cell = carry
+        i, f, g, o = jnp.split(x @ params["w"] + hidden @ params["u"] + params["b"], 4, -1)
+        cell = jax.nn.sigmoid(f) * cell + jax.nn.sigmoid(i) * jnp.tanh(g)
+        hidden = jax.nn.sigmoid(o) * jnp.tanh(cell)
+        return (hidden, cell), hidden
 
-    _exported((jnp.eye(4), run), tmp_path / "m", spec("b, 4"), vjp_order=0)
-    assert "Transpose" not in _operators(tmp_path / "m")
+    def run(params, x):
+        start = jnp.zeros((2, x.shape[1], 4))
+        return jax.lax.scan(lambda carry, row: step(params, carry, row), (*start,), x)[1]
+
+    params = {"w": jnp.ones((3, 16)), "u": jnp.ones((4, 16)), "b": jnp.ones(16)}
+    _exported((params, run), tmp_path / "m", spec("5, b, 3"), vjp_order=0)
+    assert not {"ConcatV2", "Transpose"} & _operators(tmp_path / "m")
 
 
 def test_sizes_that_do_not_fit_are_an_error(tmp_path):

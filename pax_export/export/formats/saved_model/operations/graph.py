@@ -315,7 +315,8 @@ class NodeBuilder:
         return source if source.rank and same_size(source.shape[-1], size) else x
 
     def transpose(self, x: Output, order: Sequence[int]) -> Output:
-        x, before = self.transposed(x)  # transposed twice, it is once
+        # Transposed twice, it is once.
+        x, before = self._transposed.get((x.frame, x.name), (x, list(range(x.rank))))
         order = [before[axis] for axis in order]
         if order == sorted(order):
             return x
@@ -323,10 +324,6 @@ class NodeBuilder:
         made = self.shaped(made, [x.shape[axis] for axis in order])
         self._transposed[made.frame, made.name] = x, order
         return made
-
-    def transposed(self, x: Output) -> tuple[Output, list[int]]:
-        """The array that was transposed to this one, and the order of its axes."""
-        return self._transposed.get((x.frame, x.name), (x, list(range(x.rank))))
 
     def broadcast(self, x: Output, shape: Sequence[Any]) -> Output:
         if x.shape is not None and same_shape(x.shape, shape):

@@ -42,8 +42,9 @@ RULES.load(rules)
 _RELATIONS = {"==": "Equal", ">=": "GreaterEqual", "<=": "LessEqual"}
 _WRITE = "the same in other operations of jax.numpy and jax.lax"
 _OTHER = "operations='xla'"
-#: Models are convolved with features last, as TensorFlow does. Variables stay those of the model.
-_PASSES = PassOptions(fold=False, compute=False, keep=True, features_first=False)
+#: Models are convolved with features last, as TensorFlow does. Variables stay those of the model:
+#: the gates of recurrent layers would change their order in each call.
+_PASSES = PassOptions(fold=False, recurrent=False, features_first=False)
 
 
 def lower_to_graph(

@@ -48,15 +48,7 @@ rule("rev")(
 
 @rule("concatenate")
 def concatenate(builder: NodeBuilder, *xs: Output, dimension: int) -> Output:
-    if len(xs) == 1:
-        return xs[0]
-    arrays, orders = zip(*map(builder.transposed, xs))
-    if any(order != orders[0] for order in orders):
-        return builder("ConcatV2", xs, int(dimension))
-    made, order = builder("ConcatV2", arrays, orders[0][dimension]), orders[0]
-    shape = builder.results[0].shape  # of arrays that were transposed alike, it is transposed
-    made = builder.shaped(made, [shape[order.index(axis)] for axis in range(len(shape))])
-    return builder.transpose(made, order)
+    return xs[0] if len(xs) == 1 else builder("ConcatV2", xs, int(dimension))
 
 
 @rule("broadcast_in_dim")
