@@ -19,7 +19,7 @@ gc.set_threshold(50_000, 20, 20)
 
 # From 10 to 50 seconds each.
 _LONGEST = (
-    "tests/sharding/test_eight_devices.py::test_all_of_them[on_explicit_axes]",
+    "tests/sharding/test_eight_devices.py",
     "tests/compat/test_programs.py::test_install_as_pax",
     "tests/test_example",
     "tests/sharding/test_processes.py",

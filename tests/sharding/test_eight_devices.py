@@ -8,17 +8,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from tests.processes import python
 
-HERE = Path(__file__).parent
+FOLDER = Path(__file__).parent / "eight_devices"
 
 
-@pytest.mark.parametrize(
-    "file", sorted((HERE / "eight_devices").glob("on_*.py")), ids=lambda file: file.stem
-)
-def test_all_of_them(file):
+def test_all_of_them():
     options = ["-q", "-o", "python_files=on_*.py", "-p", "no:cacheprovider"]
     variables = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "8"}
-    assert " passed" in python("-m", "pytest", *options, file, env=variables).stdout
+    assert " passed" in python("-m", "pytest", *options, FOLDER, env=variables).stdout

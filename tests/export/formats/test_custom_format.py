@@ -1,7 +1,6 @@
 """A format of another package, built, installed and used as the guide has it."""
 
 import importlib
-import os
 import re
 import subprocess
 import sys
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 
 import pax_export as pax
+from pax_export.cli import main
 from pax_export.export import Report, load, spec
 from pax_export.export.formats import FormatProgram, export_as
 from tests.closeness import assert_close
@@ -51,27 +51,21 @@ def numpy_program(site, monkeypatch):
         sys.modules.pop(name, None)
 
 
-def test_an_installed_format_on_the_command_line(site, tmp_path):
+def test_an_installed_format_on_the_command_line(numpy_program, tmp_path, monkeypatch, capsys):
     (tmp_path / "my_models.py").write_text(MODEL)
     np.save(tmp_path / "x.npy", np.ones((3, 4), np.float32))
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(site), str(ROOT)])}
-
-    def call(*arguments):
-        command = [sys.executable, "-m", "pax_export.cli", *arguments]
-        return subprocess.run(
-            command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=900
-        )
-
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
     batch = ("--input", "batch, 4")
-    done = call("export", "my_models:make", "net", "--target", "numpy_program", *batch)
-    assert done.returncode == 0, done.stderr
-    assert "Sequential as a numpy program" in done.stdout
+    assert main(["export", "my_models:make", "net", "--target", "numpy_program", *batch]) == 0
+    assert "Sequential as a numpy program" in capsys.readouterr().out
     report = Report.read(tmp_path / "net")
     assert (report.target, report.validated) == ("numpy_program", "here")
     assert report.details["runs_in"] == "numpy"
-    assert "fix: --trusted" in call("run", "net", "--input", "x.npy").stderr
-    done = call("run", "net", "--input", "x.npy", "--trusted")
-    assert (done.returncode, "output: float32[3, 2]" in done.stdout) == (0, True), done.stderr
+    assert main(["run", "net", "--input", "x.npy"]) == 1
+    assert "fix: --trusted" in capsys.readouterr().err
+    assert main(["run", "net", "--input", "x.npy", "--trusted"]) == 0
+    assert "output: float32[3, 2]" in capsys.readouterr().out
 
 
 def test_an_operation_that_the_format_lacks(numpy_program, tmp_path):

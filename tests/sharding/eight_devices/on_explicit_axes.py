@@ -28,7 +28,8 @@ WAYS = {
 }
 # One form of each layer, in the way that splits most; all of them in every way in long runs.
 SHORT = {re.split("[12]D|,", row.name)[0]: row for row in reversed(ROWS)}
-NESTED = ("Transformer", "ResNet", "Sequential")  # nets of these layers are trained below
+# Their layers have rows of their own, and nets of them are trained below or generate.
+NESTED = ("Transformer", "ResNet", "Sequential", "Decoder")
 CASES = [
     pytest.param(row, way, id=f"{row.name}-{way}")
     for row in (ROWS if IN_LONG_RUNS else [SHORT[name] for name in SHORT if name not in NESTED])

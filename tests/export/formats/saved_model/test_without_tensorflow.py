@@ -116,6 +116,6 @@ def test_tensorflow_runs_what_was_written(said, folder):
 
 def test_the_files_are_those_that_are_written_with_tensorflow(said, folder, tmp_path):
     pytest.importorskip("tensorflow")
-    export(tmp_path / "with", "process")
+    export(tmp_path / "with", False)
     for name in ("saved_model.pb", "variables/variables.index"):
         assert (folder / "False" / name).read_bytes() == (tmp_path / "with" / name).read_bytes()
