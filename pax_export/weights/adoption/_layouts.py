@@ -15,7 +15,8 @@ convolution, as flax with ``transpose_kernel=True``; flax and we convolve the di
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -33,8 +34,6 @@ from pax_export.weights.adoption._name_parsing import BIAS, MEAN, RECURRENT, VAR
 #: Leaf path -> the pieces that fill it.
 Recipe = dict[str, tuple[Piece, ...]]
 
-#: Out, height, width, in.
-_OHWI = ("mlx", "tflite")
 _GENERAL = (WEIGHT, BIAS, MEAN, VAR)
 
 
@@ -161,106 +160,115 @@ def _squeeze_piece(shape: Shape, piece: Piece) -> list[Piece]:
     return _fit_piece(piece, shape, "")
 
 
-def _is_transposed(origin: str, group: Group) -> list[bool]:
-    """Whether a dense weight is out x in; of a graph with unclear names both."""
-    if origin == "onnx":  # Gemm of torch has out x in, MatMul in x out
-        known = [word == "gemm" for word in ("gemm", "matmul") if word in group.raw]
-        return known[-1:] or [True, False]
-    if origin == "torch, Conv1D":
-        return [not is_conv1d_of_transformers(group)]
-    return [origin in ("torch", *_OHWI)]
+#: The axes of kernels, where ``*`` stands for the spatial axes; those of transposed convolutions,
+#: and whether these are flipped. Other origins use our layouts.
+_KERNELS = {
+    **dict.fromkeys(("torch", "torch, Conv1D", "onnx"), ("OI*", "IO*", True)),
+    **dict.fromkeys(("mlx", "tflite"), ("O*I", "O*I", True)),
+    **dict.fromkeys(("keras", "flax, transposed"), ("*IO", "*OI", True)),
+    "flax": ("*IO", "*IO", False),
+}
+_OURS_OF_KERNELS = ("*IO", "*OI", False)
+_SPATIAL = {3: "W", 4: "HW", 5: "DHW"}
+
+
+def _letters(layout: str, rank: int) -> str:
+    return layout.replace("*", _SPATIAL.get(rank, ""))
+
+
+def _order_of_axes(theirs: str, ours: str, rank: int) -> tuple[int, ...]:
+    """Returns the permutation from one layout to another.
+
+    Example:
+        >>> _order_of_axes("OI*", "*IO", 4)
+        (2, 3, 1, 0)
+    """
+    return tuple(map(_letters(theirs, rank).index, _letters(ours, rank)))
+
+
+def _layouts_of(origin: str, group: Group, rank: int) -> list[str]:
+    """The layouts that a kernel may have; of a dense one in a graph with unclear names both."""
+    if origin == "onnx" and rank == 2:  # Gemm of torch has out x in, MatMul in x out
+        words = (("gemm", "OI*"), ("matmul", "*IO"))
+        return [layout for word, layout in words if word in group.raw][-1:] or ["OI*", "*IO"]
+    if origin == "torch, Conv1D" and rank == 2 and is_conv1d_of_transformers(group):
+        return ["*IO"]
+    return [_KERNELS.get(origin, _OURS_OF_KERNELS)[0]]
+
+
+def _read_layouts(shape: Shape, piece: Piece, group: Group, origin: str) -> Iterator[Piece]:
+    """Reads a kernel; spatial axes of size one may be in the file or in the leaf alone."""
+    rank, now = len(shape), piece.after
+    for theirs in _layouts_of(origin, group, len(now)):
+        order = _order_of_axes(theirs, "*IO", len(now))
+        after = tuple(now[axis] for axis in order)
+        if after[-2:] != shape[-2:] or not _is_with_ones(after[:-2], shape[:-2]):
+            continue
+        steps: list[Step] = [("transpose", order)] if order != tuple(sorted(order)) else []
+        letters = _letters(theirs, len(now)), _letters("*IO", rank)
+        if len(now) == 2:
+            says = "transposed" if steps else ""
+        elif rank == 2:
+            says = "a 1x1 convolution"
+        else:
+            says = "" if letters[0] == letters[1] else " to ".join(letters)
+        steps += [("reshape", shape)] if after != shape else []
+        yield piece.then(*steps, says=says)
+
+
+def _is_with_ones(one: Shape, other: Shape) -> bool:
+    """Whether the longer of two shapes is the other one with more axes of size one."""
+    short, long = sorted((one, other), key=len)
+    return any(
+        all(long[axis] == 1 for axis in ones)
+        and tuple(size for axis, size in enumerate(long) if axis not in ones) == short
+        for ones in itertools.combinations(range(len(long)), len(long) - len(short))
+    )
 
 
 def _read_linear(
     shape: Shape, piece: Piece, group: Group, origin: str, layer: Layer
 ) -> Iterable[Piece]:
     now = piece.after
-    if len(now) == 2:
-        for transposed in _is_transposed(origin, group):
-            yield from _without_reshape(piece, shape, transposed)
-    elif len(now) == 3 and origin in ("keras", "flax", "flax, transposed"):
+    if len(now) == 3 and origin in ("keras", "flax", "flax, transposed"):
         first = now[0] == shape[0] and now[1] * now[2] == shape[1]
         last = now[0] * now[1] == shape[0] and now[2] == shape[1]
         if first or last:  # if both, there is one head, and they are the same
             yield piece.then(("reshape", shape), says="heads joined")
-    if len(now) in (3, 4, 5):  # a convolution over one place
-        order, _ = _order_of_axes(_KERNELS.get(origin, "*IO"), "*IO", len(now))
-        after = tuple(now[axis] for axis in order)
-        if all(size == 1 for size in after[:-2]) and after[-2:] == shape:
-            yield piece.then(("transpose", order), ("reshape", shape), says="a 1x1 convolution")
-
-
-def _without_reshape(piece: Piece, shape: Shape, transposed: bool) -> list[Piece]:
-    """Returns the piece, transposed or not, if the shape fits without axes of size one."""
-    steps: list[Step] = [("transpose", (1, 0))] if transposed else []
-    found = _fit_piece(piece, shape, "transposed" if transposed else "", *steps)
-    return [one for one in found if not one.steps or one.steps[-1][0] != "reshape" or piece.split]
-
-
-#: The axes of kernels: ``*`` stands for the spatial axes. Other origins use our layout.
-_KERNELS = {"torch": "OI*", "torch, Conv1D": "OI*", "onnx": "OI*", "mlx": "O*I", "tflite": "O*I"}
-#: The same of transposed convolutions, and whether their kernels are flipped.
-_TRANSPOSED = {
-    **dict.fromkeys(("torch", "torch, Conv1D", "onnx"), ("IO*", True)),
-    **dict.fromkeys(_OHWI, ("O*I", True)), "flax": ("*IO", False),
-    **dict.fromkeys(("keras", "flax, transposed"), ("*OI", True)),
-}  # fmt: skip
-_SPATIAL = {3: "W", 4: "HW", 5: "DHW"}
-
-
-def _order_of_axes(theirs: str, ours: str, rank: int) -> tuple[tuple[int, ...], str]:
-    """Returns the permutation from one layout to another, and its text for reports.
-
-    Example:
-        >>> _order_of_axes("OI*", "*IO", 4)
-        ((2, 3, 1, 0), 'OIHW to HWIO')
-    """
-    theirs, ours = (text.replace("*", _SPATIAL.get(rank, "")) for text in (theirs, ours))
-    order = tuple(map(theirs.index, ours))
-    return order, "" if theirs == ours else f"{theirs} to {ours}"
+    if len(now) in (2, *_SPATIAL):
+        yield from _read_layouts(shape, piece, group, origin)
 
 
 def _read_conv(
     shape: Shape, piece: Piece, group: Group, origin: str, layer: Layer
 ) -> Iterable[Piece]:
-    now, rank, theirs = piece.after, len(shape), _KERNELS.get(origin, "*IO")
-    if len(now) == rank:
-        order, says = _order_of_axes(theirs, "*IO", rank)
-        if tuple(now[axis] for axis in order) == shape:
-            yield piece.then(*[("transpose", order)] if says else [], says=says)
-        groups = layer.options[0] if layer.options else 1
-        kernels = {"keras": (groups == now[-2], (*now[:-2], 1, now[-2] * now[-1])),
-                   "tflite": (now[0] == 1, (*now[1:-1], 1, now[-1]))}  # fmt: skip
-        if groups > 1 and kernels.get(origin) == (True, shape):
+    now, rank = piece.after, len(shape)
+    if len(now) in (2, rank, rank + 1):
+        yield from _read_layouts(shape, piece, group, origin)
+    groups = layer.options[0] if layer.options else 1
+    if groups > 1 and len(now) == rank:
+        depthwise = {"keras": (groups == now[-2], (*now[:-2], 1, now[-2] * now[-1])),
+                     "tflite": (now[0] == 1, (*now[1:-1], 1, now[-1]))}  # fmt: skip
+        if depthwise.get(origin) == (True, shape):
             yield piece.then(("reshape", shape), says="depthwise")
-    elif len(now) == rank + 1 and rank > 2:
-        # A convolution of more axes, whose kernel has size 1 along one of them.
-        order, _ = _order_of_axes(theirs, "*IO", rank + 1)
-        after = tuple(now[axis] for axis in order)
-        for axis in range(rank - 1):
-            if after[axis] == 1 and (*after[:axis], *after[axis + 1 :]) == shape:
-                steps = [] if order == tuple(range(rank + 1)) else [("transpose", order)]
-                letters = theirs.replace("*", _SPATIAL.get(rank + 1, ""))
-                says = f"{letters} to {_SPATIAL.get(rank, '')}IO"
-                yield piece.then(*steps, ("reshape", shape), says=says)
-    elif len(now) == 2 and rank > 2 and all(size == 1 for size in shape[:-2]):
-        for transposed in _is_transposed(origin, group):
-            if (now[::-1] if transposed else now) == shape[-2:]:
-                steps = [("transpose", (1, 0))] if transposed else []
-                says = "transposed" if transposed else ""
-                yield piece.then(*steps, ("reshape", shape), says=says)
 
 
 def _read_transposed(
     shape: Shape, piece: Piece, group: Group, origin: str, layer: Layer
 ) -> Iterable[Piece]:
     now, rank = piece.after, len(shape)
-    theirs, flipped = _TRANSPOSED.get(origin, ("*OI", False))
-    order, says = _order_of_axes(theirs, "*OI", rank)
+    _, theirs, flipped = _KERNELS.get(origin, _OURS_OF_KERNELS)
+    order = _order_of_axes(theirs, "*OI", rank)
     if len(now) == rank and tuple(now[axis] for axis in order) == shape:
-        steps: list[Step] = [("transpose", order)] if says else []
-        steps += [("flip", tuple(range(rank - 2)))] if flipped else []
-        yield piece.then(*steps, says=", ".join(filter(None, (says, "flipped" * flipped))))
+        steps: list[Step] = []
+        says = []
+        if theirs != "*OI":
+            steps.append(("transpose", order))
+            says.append(f"{_letters(theirs, rank)} to {_letters('*OI', rank)}")
+        if flipped:
+            steps.append(("flip", tuple(range(rank - 2))))
+            says.append("flipped")
+        yield piece.then(*steps, says=", ".join(says))
 
 
 def _read_free(
@@ -270,10 +278,7 @@ def _read_free(
     yield from _squeeze_piece(shape, piece)
     if layer.options == ("alone",):
         return
-    if len(shape) == len(piece.after) == 2:
-        if True in _is_transposed(origin, group):
-            yield from _without_reshape(piece, shape, transposed=True)
-    elif len(shape) in (3, 4, 5):
+    if len(shape) in _SPATIAL or len(shape) == len(piece.after) == 2:
         yield from _read_conv(shape, piece, group, origin, layer)
 
 
