@@ -21,6 +21,7 @@ import pax_export as pax
 from pax_export.experimental.graph import build_graph_module
 from pax_export.nets._resnet import ResNet
 from tests.closeness import assert_close
+from tests.hard.size import IN_LONG_RUNS
 
 NEVER, IN_TRAIN_MODE, ALWAYS = "never", "in train mode", "always"
 
@@ -307,8 +308,22 @@ def each(rows: list[Row]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("row", rows, ids=lambda row: row.name)
 
 
+def in_every_run(row: Row) -> bool:
+    """Whether a suite that compiles each row has it outside of long runs.
+
+    Variants of a layer have its operations, and tests in `tests/nn`; nets have tests in
+    `tests/nets`, and their layers rows of their own.
+    """
+    return row.name == "Linear, adapted" or not ("," in row.name or row.name in NETS)
+
+
+NETS = ("Transformer", "ResNet", "Decoder")
+COMPILED = [row for row in ROWS if IN_LONG_RUNS or in_every_run(row)]
+
 each_row = each(ROWS)
 each_stateful_row = each([row for row in ROWS if row.changes_state != NEVER])
+each_compiled_row = each(COMPILED)
+each_compiled_stateful_row = each([row for row in COMPILED if row.changes_state != NEVER])
 
 
 def leaves_equal(a: Any, b: Any) -> bool:

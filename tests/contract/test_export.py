@@ -5,10 +5,10 @@ In eval mode `test_saved_model.py` exports them, and compares the results of Ten
 
 import jax
 
-from tests.contract.table import assert_trees_close, each_row
+from tests.contract.table import assert_trees_close, each_compiled_row
 
 
-@each_row
+@each_compiled_row
 def test_symbolic_sizes(row):
     module = row.build().train()
     run = jax.jit(lambda *inputs: row.run(module, *inputs)[1])

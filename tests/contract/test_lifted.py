@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 import pax_export as pax
 from pax_export import transforms
-from tests.contract.table import assert_trees_close, at_index, each_stateful_row, stack
+from tests.contract.table import assert_trees_close, at_index, each_compiled_stateful_row, stack
 
 
 def changed(transformed):
@@ -16,14 +16,14 @@ def changed(transformed):
     return pax.module_and_value(transformed)
 
 
-@each_stateful_row
+@each_compiled_stateful_row
 def test_jit(row):
     module, inputs = row.build(), row.inputs()
     expected = row.run(module, *inputs)
     assert_trees_close(changed(transforms.jit(row.call))(module, *inputs), expected)
 
 
-@each_stateful_row
+@each_compiled_stateful_row
 def test_remat_and_its_gradient(row):
     module, inputs = row.build(), row.inputs()
 
@@ -41,7 +41,7 @@ def test_remat_and_its_gradient(row):
     )
 
 
-@each_stateful_row
+@each_compiled_stateful_row
 def test_vmap_over_modules_and_inputs(row):
     modules, inputs = [row.build() for _ in range(2)], [row.inputs(seed) for seed in range(2)]
     mapped = jax.jit(changed(transforms.vmap(row.call, axis_size=2)))(
@@ -51,7 +51,7 @@ def test_vmap_over_modules_and_inputs(row):
         assert_trees_close(at_index(mapped, i), row.run(module, *inputs[i]))
 
 
-@each_stateful_row
+@each_compiled_stateful_row
 def test_scan(row):
     module, inputs = row.build(), [row.inputs(seed) for seed in range(3)]
 

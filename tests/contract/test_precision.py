@@ -11,7 +11,7 @@ import pax_export as pax
 from pax_export.core import modules_and_leaves
 from pax_export.precision import policy_of
 from tests.closeness import assert_close
-from tests.contract.table import each_row, leaves_equal
+from tests.contract.table import each_compiled_row, each_row, leaves_equal
 
 FULL = jmp.get_policy("p=f32,c=f32,o=f32")
 HALF = jmp.get_policy("p=f32,c=f16,o=f32")
@@ -36,7 +36,7 @@ def test_a_policy_in_full_precision_changes_nothing(row, mode):
     assert leaves_equal(updated.apply(pax.unwrap_mp_policy), expected[0])
 
 
-@each_row
+@each_compiled_row
 def test_half_precision_is_near_and_keeps_all_dtypes(row):
     module, inputs = row.build(), row.inputs()
     half = under(HALF, module)

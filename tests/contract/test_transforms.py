@@ -10,14 +10,14 @@ from tests.contract.table import (
     assert_trees_close,
     at_index,
     each,
-    each_row,
+    each_compiled_row,
     each_stateful_row,
     stack,
 )
 from tests.refusals import refused
 
 
-@each_row
+@each_compiled_row
 def test_jit_traces_once_for_one_recipe(row):
     traces = []
 
@@ -38,7 +38,7 @@ def test_jit_traces_once_for_one_recipe(row):
     assert len(traces) == 2
 
 
-@each_row
+@each_compiled_row
 def test_gradients(row):
     module, inputs = row.build(), row.inputs()
 
@@ -59,7 +59,7 @@ def test_gradients(row):
         assert np.isfinite(gradient).all() and np.abs(gradient).max() > 0
 
 
-@each_row
+@each_compiled_row
 def test_vmap_over_modules_and_inputs(row):
     """A mapped call is the same as a loop, for the state too."""
     modules = [row.build() for _ in range(2)]
@@ -77,7 +77,7 @@ def test_vmap_over_modules_and_inputs(row):
             assert_trees_close(at_index(at_index(mapped, i), j), row.run(module, *inputs))
 
 
-@each_row
+@each_compiled_row
 def test_scan(row):
     module = row.build()
     steps = [row.inputs(seed) for seed in range(3)]

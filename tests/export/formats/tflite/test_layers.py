@@ -93,8 +93,16 @@ def operators(loaded):
 
 
 def test_a_net_with_features_first_has_one_transpose(tmp_path):
-    images = np.random.default_rng(3).normal(2.0, 3.0, (2, 3, 64, 64)).astype(np.float32)
-    net = pax.purecall(pax.nets.ResNet18(3, 10), images)[0].eval()
+    random = np.random.default_rng(3)  # jax would compile a program for each shape
+    shapes = jax.eval_shape(lambda: pax.nets.ResNet18(3, 10)).eval()
+    net = jax.tree.map(
+        lambda leaf: (
+            random.uniform(0.5, 1.5, leaf.shape).astype(leaf.dtype)
+            if leaf.size < 1000
+            else random.normal(0.0, 0.03, leaf.shape).astype(leaf.dtype)
+        ),
+        shapes,
+    )
     to_tflite(net, tmp_path / "m.tflite", spec("n, 3, 64, 64"))
     counts = Counter(operators(load(tmp_path / "m.tflite")))
     others = {"CONV_2D": 20, "ADD": 8, "MAX_POOL_2D": 1, "MEAN": 1, "FULLY_CONNECTED": 1}
