@@ -25,7 +25,7 @@ from pax_export.core import (
 )
 from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.flops import Work, work_of
-from pax_export.export.tracing.spec import resolve_inputs
+from pax_export.export.tracing.inputs import resolve_inputs
 
 
 @dataclass

@@ -44,8 +44,8 @@ from pax_export.export.portable.for_xla import (
     without_libraries,
 )
 from pax_export.export.tracing import dtypes
+from pax_export.export.tracing.inputs import Inputs
 from pax_export.export.tracing.source_lines import BY_LAPACK, attach_operations, other_target
-from pax_export.export.tracing.spec import Inputs
 from pax_export.export.tracing.traced import Traced
 
 if TYPE_CHECKING:

@@ -33,8 +33,8 @@ from pax_export.export.portable.dequantize_ahead import StoredIntegers, dequanti
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.flops import work_fields, work_of
+from pax_export.export.tracing.inputs import Inputs
 from pax_export.export.tracing.programs import Program, check_updates
-from pax_export.export.tracing.spec import Inputs
 from pax_export.export.tracing.trace_errors import line_of_model
 from pax_export.export.tracing.traced import Traced, trace, vjp
 from pax_export.precision.quantized import dequantized

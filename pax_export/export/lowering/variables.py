@@ -17,7 +17,7 @@ from pax_export.export.artifact.report import VariableInfo
 from pax_export.export.portable.dequantize_ahead import numbers_of
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.exportable import ExportLeaf
-from pax_export.export.tracing.spec import legal_names
+from pax_export.export.tracing.names import legal_names
 from pax_export.precision.quantized import Form, dequantized
 
 

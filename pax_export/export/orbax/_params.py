@@ -23,7 +23,7 @@ from pax_export.export.lowering.variables import Store
 from pax_export.export.orbax import dtensor_utils
 from pax_export.export.orbax.dtensor_utils import tf
 from pax_export.export.tracing.exportable import ExportLeaf, leaf_struct
-from pax_export.export.tracing.spec import distinct_names
+from pax_export.export.tracing.names import distinct_names
 
 # Characters that TensorFlow allows in variable names; haiku's names contain slashes.
 _ILLEGAL = re.compile(r"[^A-Za-z0-9_.\\/>-]")

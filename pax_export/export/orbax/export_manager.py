@@ -26,7 +26,7 @@ from pax_export.export.orbax.serving_config import (
     graph_function,
     make_e2e_inference_fn,
 )
-from pax_export.export.tracing.spec import dotted_name, signature_names
+from pax_export.export.tracing.names import dotted_name, signature_names
 
 __all__ = ["ExportManager"]
 

@@ -27,9 +27,9 @@ from pax_export.export.pipeline.export_run import scratch_place
 from pax_export.export.portable.any_size import lowerable
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.exportable import Exportable
+from pax_export.export.tracing.names import describe_structure, tree_names
 from pax_export.export.tracing.programs import Program
 from pax_export.export.tracing.source_lines import module_path, source_text
-from pax_export.export.tracing.spec import describe_structure, tree_names
 from pax_export.export.tracing.traced import Traced, trace
 
 #: Seconds after which no further trial is started.

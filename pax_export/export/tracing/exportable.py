@@ -37,16 +37,9 @@ from pax_export.core import (
 )
 from pax_export.export.artifact.report import DEFAULT
 from pax_export.export.tracing import dtypes
-from pax_export.export.tracing.model_forms import (
-    CALL,
-    ModelForm,
-    ModelMethod,
-    entry_of,
-    form_of,
-    hold_params,
-    unbind,
-    with_states_of,
-)
+from pax_export.export.tracing.libraries import with_states_of
+from pax_export.export.tracing.model_form import CALL, ModelForm, ModelMethod, entry_of, hide_params
+from pax_export.export.tracing.model_forms import form_of, unbind
 from pax_export.export.tracing.static import unwrap_static
 from pax_export.precision import policy_of
 from pax_export.transforms import All, Not, PathContains, PathIn
@@ -275,7 +268,7 @@ def with_step(
     else:
         training = chosen.tree
         opened, serving = chosen.form.to_model, chosen.form.to_tree
-    optimizer = hold_params(optimizer)
+    optimizer = hide_params(optimizer)
 
     def call(state: PyTree, *batch: PyTree) -> tuple[Any, Any]:
         leaves = jax.tree_util.tree_leaves(state[0])
@@ -289,7 +282,7 @@ def with_step(
                 write="return model, optimizer, {'loss': loss}",
             )
         after, advanced, metrics = result
-        return metrics, (serving(after), hold_params(advanced))
+        return metrics, (serving(after), hide_params(advanced))
 
     leaves, _ = _make_leaves(optimizer, lambda path: False)
     named = (replace(leaf, name=f"optimizer.{leaf.name}", path=f"optimizer{leaf.path}")

@@ -32,14 +32,9 @@ from pax_export.export.artifact import dimensions
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.dropped_state import DRAWS, dropped_state, made_of_inputs, passed_on
 from pax_export.export.tracing.exportable import Exportable, ExportLeaf
-from pax_export.export.tracing.model_forms import ModelMethod
-from pax_export.export.tracing.spec import (
-    Inputs,
-    describe_structure,
-    dotted_paths,
-    resolve_inputs,
-    signature_names,
-)
+from pax_export.export.tracing.inputs import Inputs, resolve_inputs
+from pax_export.export.tracing.model_form import ModelMethod
+from pax_export.export.tracing.names import describe_structure, dotted_paths, signature_names
 from pax_export.export.tracing.trace_errors import (
     EVAL_MODE,
     OF_VALUES,

@@ -1,50 +1,20 @@
-"""Specs of inputs: shapes, dtypes, symbolic dimensions, structure and names."""
+"""`spec`: the shape, dtype and name of one input, as a user describes it."""
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
-import itertools
-import keyword
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from tokenize import TokenError
 from typing import Any
 
-import jax
 import numpy as np
-from jax import export as jax_export
 
-from pax_export._foundations.check import as_named, as_strings
-from pax_export._foundations.errors import (
-    InvalidArgumentError,
-    InvalidArgumentTypeError,
-    first_line,
-)
-from pax_export._foundations.files import html_text
-from pax_export._foundations.jax import scope_constraints
-from pax_export._foundations.types import DTypeLike, PyTree
-from pax_export.core import path_name
-from pax_export.export.artifact import dimensions
-from pax_export.export.artifact.arguments import tensorflow_keyword
-from pax_export.export.artifact.structure import collect, fixed_arguments
-from pax_export.export.tracing import dtypes
-from pax_export.export.tracing.static import (
-    Static,
-    describe_value,
-    is_fixed,
-    is_switch,
-    unwrap_static,
-    wrap_static,
-)
+from pax_export._foundations.errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export._foundations.types import DTypeLike
 
-_EXAMPLE = 'spec("batch, 28, 28, 1")'
+#: What errors about inputs suggest.
+EXAMPLE = 'spec("batch, 28, 28, 1")'
 _INTEGER = re.compile("-?[0-9]{1,18}")
-_UNNAMED = re.compile(r"\bNone\b")
-_POWER = re.compile(r"\^\s*([0-9]+)")
-_CONSTRAINTS = 'constraints=("length <= 512", "length >= 2")'
-_BY_NAME = "kwargs must be a dict by name."
 
 
 @dataclass(frozen=True)
@@ -54,13 +24,6 @@ class InputSpec:
     shape: str | tuple[int | str | None, ...]
     dtype: str
     name: str | None = None
-
-    def _repr_html_(self) -> str:
-        shape = self.shape
-        if not isinstance(shape, str):
-            shape = ", ".join("?" if size is None else str(size) for size in shape)
-        name = f"{self.name}: " if self.name else ""
-        return html_text.block("", html_text.grid((), [[f"{name}{self.dtype}[{shape}]"]]))
 
 
 def spec(
@@ -96,7 +59,7 @@ def spec(
         shape = tuple(_check_dimension(size) for size in shape)
     else:
         raise InvalidArgumentTypeError(
-            "A shape must be a string or a sequence of dimensions.", got=repr(shape), write=_EXAMPLE
+            "A shape must be a string or a sequence of dimensions.", got=repr(shape), write=EXAMPLE
         )
     return InputSpec(shape, _dtype_name(dtype), name)
 
@@ -109,7 +72,7 @@ def _check_dimension(size: Any) -> int | str | None:
     raise InvalidArgumentTypeError(
         "A dimension must be a size, the name of a symbolic dimension, or None.",
         got=repr(size),
-        write=_EXAMPLE,
+        write=EXAMPLE,
     )
 
 
@@ -127,280 +90,7 @@ def _dtype_name(dtype: DTypeLike) -> str:
         ) from error
 
 
-@dataclass(frozen=True)
-class Input:
-    name: str
-    path: str
-    struct: jax.ShapeDtypeStruct
-    sharding: Any = None  # as it was described
-    asked: str = ""  # the name in the spec, or else the path
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """All inputs of an exported method: flat, with their structure."""
-
-    flat: tuple[Input, ...]
-    tree: Any  # the treedef of `(args, kwargs)`, in which Python values are hidden
-    arguments: dict[str, Any]  # parameter name -> tree of ShapeDtypeStruct and Python values
-    positional: tuple[str, ...]  # the parameters that are given by position
-    constraints: tuple[str, ...] = ()  # constraints on symbolic dimensions
-    written: frozenset[str] = frozenset()  # the names in specs, also of dimensions that are equal
-
-    def structure(self) -> dict[str, Any]:
-        """The nested structure of each argument, with the names of the flat inputs."""
-        names = iter([entry.name for entry in self.flat])
-        return {name: describe_structure(tree, names) for name, tree in self.arguments.items()}
-
-    def call(self, flat: Sequence[Any]) -> tuple[tuple, dict[str, Any]]:
-        """The arguments of a call with these values of the flat inputs, by position and by name."""
-        return unwrap_static(jax.tree_util.tree_unflatten(self.tree, flat))
-
-    @property
-    def named(self) -> frozenset[str]:
-        """The names of all dimensions, also of those that an equality has put others for."""
-        return self.written.union(self.dimensions)
-
-    @property
-    def dimensions(self) -> tuple[str, ...]:
-        sizes = [size for entry in self.flat for size in entry.struct.shape]
-        symbolic = [size for size in sizes if not isinstance(size, int)]
-        names = (name for size in symbolic for name in sorted(dimensions.names(str(size))))
-        return tuple(dict.fromkeys(names))
-
-
-def resolve_inputs(
-    function: Callable,
-    skip: int,
-    inputs: PyTree,
-    kwargs: Mapping[str, Any] | None,
-    constraints: Sequence[str],
-    text: bool = False,
-) -> Inputs:
-    """Turns a user's ``inputs`` into named, abstract arrays; `skip` parameters are the model's."""
-    if isinstance(inputs, str):
-        _refuse_shape(inputs)
-    if inputs is None:
-        raise InvalidArgumentTypeError(
-            "The inputs of this model must be described.",
-            got="inputs=None",
-            write='spec("batch, 3"), () without inputs, or (None,) where the model takes None',
-        )
-    constraints = as_strings("constraints", constraints, _CONSTRAINTS)
-    args = inputs if type(inputs) is tuple else (inputs,)
-    write = 'kwargs={"mask": spec("batch, length", "bool")}'
-    named = {} if kwargs is None else as_named("kwargs", kwargs, _BY_NAME, write)
-    if type(inputs) is dict and (found := _by_name(function, skip, inputs)):
-        args, named = found[0], found[1] | named
-    args, named = jax.tree_util.tree_map(_from_tensorflow, (args, named))
-    positional = _parameter_names(function, skip, args, named)
-    given, args, named = args, wrap_static(args, is_switch), wrap_static(named, is_fixed)
-    fixed = [_is_static_for(function, skip, given, place) for place in range(len(given))]
-    args = tuple([Static(old) if own else new for old, new, own in zip(given, args, fixed)])
-    scope = _SymbolicScope((args, named), constraints)
-    leaves, tree = jax.tree_util.tree_flatten_with_path((args, named))
-    if not leaves and any(isinstance(each, str) for each in given):
-        _refuse_shape(given)
-    structs, names, paths, shardings = [], [], [], []
-    for (which, key, *rest), leaf in leaves:
-        top = positional[key.idx] if which.idx == 0 else key.key
-        path = dotted_name(top, rest)
-        given = leaf.name if isinstance(leaf, InputSpec) else None
-        structs.append(_abstract(leaf, path, scope, text))
-        names.append(given or path)
-        paths.append(path)
-        shardings.append(getattr(leaf, "sharding", None))
-    new_args, new_kwargs = jax.tree_util.tree_unflatten(tree, structs)
-    # TensorFlow calls a signature by keywords, none of which is a word of Python or `self`.
-    legal = signature_names(
-        f"{name}_" if keyword.iskeyword(name) or name == "self" else name for name in names
-    )
-    flat = tuple(Input(*entry) for entry in zip(legal, paths, structs, shardings, names))
-    arguments = dict(zip(positional, new_args)) | new_kwargs
-    # The user's own dimension text, from here or from where the scope was created.
-    known = constraints or scope_constraints(scope.scope)
-    made = Inputs(flat, tree, arguments, positional, known, scope.written)
-    left = constraints_on(made.dimensions, known, scope.scope)
-    return dataclasses.replace(made, constraints=left)
-
-
-def constraints_on(names: Iterable[str], constraints: Sequence[str], scope: Any) -> tuple[str, ...]:
-    """Returns constraints in terms of the dimensions that shapes have.
-
-    jax has put an equality into the shapes: "n == 2*m" leaves no n, and "n >= 2" is about m.
-    """
-    there = {*names}
-    texts = (
-        text
-        if there.issuperset(dimensions.constrained_names(text))
-        else _in_shapes(text, there, scope)
-        for text in constraints
-    )
-    return tuple(dict.fromkeys(filter(None, texts)))
-
-
-def _in_shapes(constraint: str, there: Collection[str], scope: Any) -> str:
-    """Returns a constraint with the sizes that dimensions are equal to; "" if it says no more."""
-    missing = [name for name in dimensions.constrained_names(constraint) if name not in there]
-    left, relation, _ = re.split("([<>=]=)", constraint, maxsplit=1)
-    if relation == "==" and left.strip() in missing:
-        return ""
-    for name in missing:
-        size = str(jax_export.symbolic_shape(name, scope=scope)[0])
-        size = size if size.isalnum() else f"({size})"
-        constraint = re.sub(rf"\b{name}\b", size, constraint)
-    return constraint if dimensions.constrained_names(constraint) else ""
-
-
-def _by_name(function: Callable, skip: int, inputs: dict) -> tuple[tuple, dict] | None:
-    """The arguments whose names are the keys of a dict; None if the dict is one argument."""
-    try:
-        parameters = list(inspect.signature(function).parameters.values())[skip:]
-    except (TypeError, ValueError):  # some built-in functions have none
-        return None
-    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    names = [each.name for each in parameters if each.kind in kinds]
-    known = [name for name in names if name in inputs]
-    if not known or (len(names) == 1 and len(inputs) > 1):
-        return None
-    if len(known) < len(inputs):
-        raise InvalidArgumentError(
-            "Some keys of the inputs are names of arguments, others are not.",
-            got=f"keys {sorted(map(str, inputs))} for the arguments {names}",
-            write="a dict whose keys are names of arguments, or a tuple, ({...},), if the dict "
-            "is one argument",
-        )
-    # By position as far as it goes: a number there is an input, in kwargs= a constant.
-    count = next((i for i, each in enumerate(parameters) if each.name not in inputs), len(names))
-    first = [each.name for each in parameters[:count] if each.kind is kinds[0]]
-    args = tuple(inputs[name] for name in first)
-    return args, {name: inputs[name] for name in known[len(first) :]}
-
-
-def _is_static_for(function: Any, skip: int, args: tuple, place: int) -> bool:
-    """Whether a positional argument of numbers is static for a jitted function."""
-    leaves = jax.tree_util.tree_leaves(args[place])
-    is_numbers = leaves and all(type(leaf) in (int, float, complex) for leaf in leaves)
-    if not (is_numbers and hasattr(function, "trace") and hasattr(function, "__wrapped__")):
-        return False
-    # jax refuses the probe before it calls the function: with a ValueError as a static argument,
-    # because it cannot be hashed, and with a TypeError as another one, because it is no array.
-    probes: list[Any] = [0] * (skip + len(args))
-    probes[skip + place] = [object()]
-    try:
-        function.trace(*probes)
-    except TypeError:
-        return False
-    except ValueError:
-        return True
-    return False
-
-
-def _parameter_names(
-    function: Callable, skip: int, given: tuple, kwargs: Mapping[str, Any]
-) -> tuple[str, ...]:
-    """The names under which the given positional arguments reach the function."""
-    count = len(given)
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # some built-in functions have none
-        return tuple(f"arg{index}" for index in range(count))
-    try:
-        signature.bind(*range(skip + count), **kwargs)
-    except TypeError as error:
-        _refuse_shape(given, error)
-        raise InvalidArgumentError(
-            f"The model cannot be called with these inputs: {error}.",
-            got=f"{count} positional inputs, keyword inputs {sorted(kwargs)}",
-            write=f"inputs that fit its parameters {signature}; "
-            "a tuple is several positional arguments",
-        ) from error
-    names: list[str] = []
-    for parameter in signature.parameters.values():
-        if parameter.kind is parameter.VAR_POSITIONAL:
-            names += [f"{parameter.name}{i}" for i in range(skip + count - len(names))]
-        elif parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
-            names.append(parameter.name)
-    return tuple(names[skip : skip + count])
-
-
-def _refuse_shape(given: PyTree, cause: Exception | None = None) -> None:
-    """Refuses bare sizes and names where specs are expected, and suggests a shape."""
-    sizes = given if isinstance(given, (tuple, list)) else (given,)
-    if sizes and all(each is None or isinstance(each, (int, str)) for each in sizes):
-        meant = given if isinstance(given, str) else tuple(sizes)
-        raise InvalidArgumentTypeError(
-            "Expected a description of an array, got a shape.",
-            got=f"inputs={meant!r}",
-            write=f"spec({meant!r})",
-        ) from cause
-
-
-class _SymbolicScope:
-    """The one jax scope in which all symbolic dimensions of a call live."""
-
-    def __init__(self, tree: PyTree, constraints: tuple[str, ...]):
-        leaves = jax.tree_util.tree_leaves(tree)
-        shapes = [leaf.shape for leaf in leaves if isinstance(leaf, InputSpec)]
-        text = " ".join(str(shape) for shape in shapes)
-        self.written = frozenset(re.findall(r"[^\W\d]\w*", text))
-        self.fresh = (name for name in map("any{}".format, itertools.count()) if name not in text)
-        self.scope = self._of_arrays(leaves, constraints) or self._new_scope(constraints)
-
-    @staticmethod
-    def _of_arrays(leaves: list[Any], constraints: tuple[str, ...]) -> Any:
-        shapes = [getattr(leaf, "shape", ()) for leaf in leaves if not isinstance(leaf, InputSpec)]
-        symbolic = [size for shape in shapes for size in shape if not isinstance(size, int)]
-        if symbolic and constraints:
-            raise InvalidArgumentError(
-                "The symbolic dimensions of the inputs have a scope of their own.",
-                got=f"constraints={constraints}",
-                write="the constraints where that scope is made: "
-                "jax.export.symbolic_shape(..., constraints=...)",
-            )
-        return symbolic[0].scope if symbolic else None
-
-    @staticmethod
-    def _new_scope(constraints: tuple[str, ...]) -> Any:
-        try:
-            _check_powers(" ".join(constraints))
-            return jax_export.SymbolicScope(constraints)
-        except ValueError as error:
-            raise InvalidArgumentError(
-                f"A constraint cannot be read: {first_line(error)}",
-                got=f"constraints={constraints}",
-                write=_CONSTRAINTS,
-            ) from error
-
-    def shape(self, given: InputSpec, path: str) -> tuple:
-        text = given.shape
-        if not isinstance(text, str):
-            text = ", ".join(map(str, text))
-        text = _UNNAMED.sub(lambda _: next(self.fresh), text)
-        try:
-            _check_powers(text)
-            sizes = tuple(jax_export.symbolic_shape(text, scope=self.scope))
-            if any(isinstance(size, int) and not 0 <= size < 2**63 for size in sizes):
-                raise ValueError("a size is negative, or has more than 63 bits")
-            for size in sizes:
-                dimensions.names(str(size))  # jax reads more than files can say
-            return sizes
-        except (ValueError, TokenError) as error:
-            raise InvalidArgumentError(
-                f"A shape cannot be read: {first_line(error)}",
-                where=path,
-                got=repr(given.shape),
-                write=_EXAMPLE,
-            ) from error
-
-
-def _check_powers(text: str) -> None:
-    """Refuses powers that jax would multiply out for minutes."""
-    if any(float(power) > dimensions.MOST_POWER for power in _POWER.findall(text)):
-        raise ValueError(f"a power is larger than {dimensions.MOST_POWER}")
-
-
-def _from_tensorflow(leaf: PyTree) -> Any:
+def from_tensorflow(leaf: Any) -> Any:
     """Converts a `tf.TensorSpec` or a tensor to a `spec`; returns other values unchanged."""
     if not hasattr(getattr(leaf, "dtype", None), "as_numpy_dtype"):
         return leaf
@@ -409,152 +99,3 @@ def _from_tensorflow(leaf: PyTree) -> Any:
             "The rank of an input is unknown.", got=str(leaf), write="tf.TensorSpec([None, 3])"
         )
     return spec(leaf.shape.as_list(), leaf.dtype.name, getattr(leaf, "name", None))
-
-
-def _abstract(leaf: PyTree, path: str, scope: _SymbolicScope, text: bool) -> jax.ShapeDtypeStruct:
-    if isinstance(leaf, InputSpec):
-        dtype = dtypes.numpy_dtype(leaf.dtype)
-        struct = jax.ShapeDtypeStruct(scope.shape(leaf, path), dtype)
-    elif hasattr(leaf, "shape") and getattr(getattr(leaf, "dtype", None), "kind", "-") in "OSU":
-        struct = jax.ShapeDtypeStruct(leaf.shape, dtypes.STRING)
-    elif hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
-        struct = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-    elif isinstance(leaf, (bool, int, float, complex)):
-        struct = jax.ShapeDtypeStruct((), jax.numpy.result_type(leaf))
-    else:
-        raise InvalidArgumentTypeError(
-            "An input must be a spec, an array or a jax.ShapeDtypeStruct.",
-            where=path,
-            got=type(leaf).__name__,
-            write=_EXAMPLE,
-        )
-    if not (text and struct.dtype == dtypes.STRING):
-        dtypes.check(struct.dtype, path)
-    return struct
-
-
-def bind_inputs(inputs: Inputs, given: PyTree, where: str) -> dict[str, Any]:
-    """Arrays by the names of the inputs, from a tuple, the only argument, or a dict."""
-    every, error = inputs.structure(), None
-    # Python values may be repeated, or left out.
-    fixed = fixed_arguments(every)
-    arguments = {name: tree for name, tree in every.items() if name not in fixed}
-    positional = [name for name in inputs.positional if name in arguments]
-    readings = _possible_readings(given, arguments, positional)
-    if len(every) > len(arguments):
-        readings += _possible_readings(given, every, inputs.positional)
-    for reading in readings:
-        found: dict[str, Any] = {}
-        try:
-            for name, value in reading.items():
-                collect(every[name], value, found, f"{where}: {name}")
-        except InvalidArgumentError as mistake:
-            error = error or mistake
-        else:
-            return found
-    raise error or InvalidArgumentError(
-        "The values do not match the arguments.",
-        where=where,
-        got=f"{len(given)} values" if isinstance(given, (tuple, Mapping)) else "1 value",
-        write="a tuple of positional arguments, or a dict with " + ", ".join(arguments),
-    )
-
-
-def _possible_readings(
-    given: PyTree, arguments: Mapping[str, Any], positional: Sequence[str]
-) -> list[dict[str, Any]]:
-    """The readings of a value: arguments by position or by name, or the only one."""
-    readings = []
-    if isinstance(given, tuple) and len(given) == len(arguments) == len(positional):
-        readings.append(dict(zip(positional, given)))
-    if isinstance(given, Mapping) and sorted(given) == sorted(arguments):
-        readings.append(dict(given))
-    if len(arguments) == 1:
-        ((name, structure),) = arguments.items()
-        if not (isinstance(given, tuple) and "leaf" in structure):
-            readings.append({name: given})
-    return readings
-
-
-_ILLEGAL = re.compile(r"[^A-Za-z0-9_.\-]")
-
-
-def dotted_name(top: str, path: Sequence[Any]) -> str:
-    """``top`` and a jax key path, with dots: ``"batch.images.0"``."""
-    rest = path_name(tuple(path))
-    return ".".join(part for part in (top, rest) if part)
-
-
-def legal_names(names: Iterable[str], fold: Callable[[str], str] = str) -> list[str]:
-    """Returns distinct names that TensorFlow accepts; `fold` defines which are equal.
-
-    Example:
-        >>> legal_names(["a.b", "a.b", "_state", "my weight"])
-        ['a.b', 'a.b-1', 'state', 'my_weight']
-    """
-    legal = (_ILLEGAL.sub("_", name).lstrip("_.-") or "value" for name in names)
-    return distinct_names(legal, fold)
-
-
-def distinct_names(names: Iterable[str], fold: Callable[[str], str] = str) -> list[str]:
-    """The names, with a number after those that are there already, as `fold` makes them."""
-    taken: set[str] = set()
-    result = []
-    for name in names:
-        candidate, number = name, 0
-        while fold(candidate) in taken:
-            number += 1
-            candidate = f"{name}-{number}"
-        taken.add(fold(candidate))
-        result.append(candidate)
-    return result
-
-
-def signature_names(names: Iterable[str]) -> list[str]:
-    """Names of inputs or outputs that stay distinct where TensorFlow folds dots and capitals.
-
-    Example:
-        >>> signature_names(["x", "X", "a.b", "a_b"])
-        ['x', 'X-1', 'a.b', 'a_b-1']
-    """
-    return legal_names(names, lambda name: tensorflow_keyword(name).lower())
-
-
-def describe_structure(tree: PyTree, names: Iterable[str]) -> dict[str, Any]:
-    """The structure of a pytree as plain data; its leaves, in order, get the names."""
-    names = iter(names)
-    if tree is None:
-        return {"none": True}
-    if isinstance(tree, Static):
-        return {"static": describe_value(tree.value)}
-    children, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda x: x is not tree)
-    if [path for path, _ in children] == [()]:
-        return {"leaf": next(names)}
-    if type(tree) in (list, tuple):
-        return {type(tree).__name__: [describe_structure(child, names) for _, child in children]}
-    return {
-        "dict": [[_key_of(path[0]), describe_structure(child, names)] for path, child in children]
-    }
-
-
-def _key_of(entry: Any) -> Any:
-    key = getattr(entry, "key", None)  # of a dict; int keys stay ints in JSON lists
-    return key if isinstance(key, (str, int)) else dotted_name("", (entry,))
-
-
-def tree_names(tree: PyTree, bare: str) -> tuple[str, ...]:
-    """Legal names for the leaves of a pytree, by `dotted_paths`.
-
-    Example:
-        >>> tree_names({"a": 1, "b": (2, 3)}, "output"), tree_names((1, 2), "output")
-        (('a', 'b.0', 'b.1'), ('output.0', 'output.1'))
-    """
-    return tuple(signature_names(dotted_paths(tree, bare)))
-
-
-def dotted_paths(tree: PyTree, bare: str) -> tuple[str, ...]:
-    """Names for the leaves of a pytree by path; `bare` names the root and members of a sequence."""
-    paths, _ = jax.tree_util.tree_flatten_with_path(tree)
-    return tuple(
-        dotted_name(bare if not path or hasattr(path[0], "idx") else "", path) for path, _ in paths
-    )

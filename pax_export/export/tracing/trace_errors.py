@@ -27,8 +27,8 @@ from pax_export.export import symbolic_numpy
 from pax_export.export.artifact import dimensions
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.exportable import layer_of
+from pax_export.export.tracing.inputs import Inputs
 from pax_export.export.tracing.source_lines import is_users
-from pax_export.export.tracing.spec import Inputs
 from pax_export.export.tracing.traced import is_of_size, trace_with_sizes
 
 #: How to put a net of other libraries into eval mode.

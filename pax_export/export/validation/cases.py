@@ -30,8 +30,8 @@ from pax_export.export.artifact.structure import collect, rebuild
 from pax_export.export.portable.program import rewritten, traced
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.exportable import DEFAULT, make_exportable
+from pax_export.export.tracing.inputs import Inputs, bind_inputs, constraints_on
 from pax_export.export.tracing.programs import Program
-from pax_export.export.tracing.spec import Inputs, bind_inputs, constraints_on
 from pax_export.export.validation.budget import Budget
 from pax_export.export.validation.endless_loops import check_loops_end
 from pax_export.export.validation.integers import compare_quantized

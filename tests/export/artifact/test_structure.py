@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from pax_export.errors import InvalidArgumentError
 from pax_export.export.artifact.structure import collect, rebuild
-from pax_export.export.tracing.spec import describe_structure, legal_names
+from pax_export.export.tracing.names import describe_structure, legal_names
 from tests.refusals import refused
 
 import jax  # isort: skip

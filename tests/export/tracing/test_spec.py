@@ -4,7 +4,7 @@ import pytest
 
 from pax_export.errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export.export import load, spec, to_onnx, to_saved_model, to_stablehlo
-from pax_export.export.tracing.spec import resolve_inputs
+from pax_export.export.tracing.inputs import resolve_inputs
 from tests.refusals import refused
 
 

@@ -32,14 +32,9 @@ from pax_export.export.lowering.lower import Processing, Signature
 from pax_export.export.lowering.lowered_model import LoweredModel, array_info, output_infos
 from pax_export.export.pipeline.arguments import by_signature
 from pax_export.export.tracing import dtypes
+from pax_export.export.tracing.inputs import Inputs, bind_inputs, resolve_inputs
+from pax_export.export.tracing.names import describe_structure, tree_names
 from pax_export.export.tracing.programs import Program
-from pax_export.export.tracing.spec import (
-    Inputs,
-    bind_inputs,
-    describe_structure,
-    resolve_inputs,
-    tree_names,
-)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -34,8 +34,8 @@ from pax_export.export.pipeline.export_run import ExportRun
 from pax_export.export.pipeline.format_exporter import Contents, FormatExporter
 from pax_export.export.pipeline.run_export import run_export
 from pax_export.export.tracing.exportable import Exportable
+from pax_export.export.tracing.names import legal_names
 from pax_export.export.tracing.programs import Program
-from pax_export.export.tracing.spec import legal_names
 from pax_export.export.validation.budget import Budget
 from pax_export.export.validation.cases import cases_in_turns, named_examples
 from pax_export.export.validation.integers import in_float32

@@ -25,14 +25,14 @@ from pax_export.export.portable.any_size import lowerable
 from pax_export.export.portable.for_xla import guaranteed
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.exportable import Exportable
-from pax_export.export.tracing.programs import Program, check_updates
-from pax_export.export.tracing.source_lines import attach_operations, operations
-from pax_export.export.tracing.spec import (
+from pax_export.export.tracing.names import (
     describe_structure,
     dotted_name,
     signature_names,
     tree_names,
 )
+from pax_export.export.tracing.programs import Program, check_updates
+from pax_export.export.tracing.source_lines import attach_operations, operations
 from pax_export.export.validation.cases import CaseStep, SignatureCases, constraints
 from pax_export.export.validation.serve import Arrays
 from pax_export.export.validation.validate import Case

@@ -29,7 +29,7 @@ from pax_export.export.formats.saved_model.proto.nodes import (
     shape,
 )
 from pax_export.export.lowering.variables import Variable
-from pax_export.export.tracing.spec import legal_names
+from pax_export.export.tracing.names import legal_names
 
 _ROOT, _DICT, _LIST = "_generic_user_object", "trackable_dict_wrapper", "trackable_list_wrapper"
 _SIGNATURES = "signature_map"

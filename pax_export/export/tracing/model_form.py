@@ -1,0 +1,178 @@
+"""ModelForm: a model of any kind as a pytree, and the functions that call it."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+
+from pax_export._foundations.types import PyTree
+from pax_export.core import is_array, path_name
+from pax_export.export.tracing.static import is_no_array, unwrap_static, wrap_static
+
+CALL = "__call__"
+
+
+@dataclass(frozen=True)
+class ModelMethod:
+    """One way to call a model; in an `Exportable`, with the key of its signature."""
+
+    call: Callable[..., tuple[Any, Any]]  # (model, inputs) -> (output, model afterwards)
+    signature_of: Callable  # its parameters name the inputs ...
+    skip: int = 1  # ... after this many parameters for the model
+    key: str = ""
+    trains: bool = False  # a training step, which changes leaves
+
+
+def entry_of(function: Callable) -> ModelMethod:
+    """The entry of a function ``(model, *inputs)``."""
+
+    def call(model: PyTree, *args: PyTree, **kwargs: PyTree) -> tuple[Any, Any]:
+        return function(model, *args, **kwargs), model
+
+    return ModelMethod(call, function)
+
+
+def one_entry(entry: ModelMethod) -> Callable[[str], ModelMethod | None]:
+    """The methods of a model that can only be called."""
+    return lambda name: entry if name == CALL else None
+
+
+def methods_of(model: object) -> Callable[[str], ModelMethod | None]:
+    """The methods of the class of a model."""
+
+    def method(name: str) -> ModelMethod | None:
+        function = getattr(type(model), name, None)
+        return entry_of(function) if callable(function) else None
+
+    return method
+
+
+def hide_params(tree: PyTree) -> Any:
+    """Hides leaves that are neither arrays nor numbers."""
+    return wrap_static(tree, is_no_array)
+
+
+def hide_settings(tree: PyTree) -> Any:
+    """Hides leaves that are no arrays: the numbers in a model are its settings."""
+    return wrap_static(tree, lambda leaf: not is_array(leaf))
+
+
+def hide_parts(tree: PyTree) -> Any:
+    """Hides leaves of params that are neither arrays nor numbers, and all settings of models."""
+    if not any(map(callable, jax.tree.leaves(tree, is_leaf=callable))):
+        return hide_params(tree)
+    hide = lambda part: (hide_settings if callable(part) else hide_params)(part)  # noqa: E731
+    return jax.tree.map(hide, tree, is_leaf=callable)
+
+
+@dataclass(frozen=True)
+class ModelForm:
+    """A model as a pytree, and functions of it.
+
+    Attributes:
+        name: the name of its class or function.
+        tree: its arrays; everything else is in the structure.
+        method: returns the entry of a name, such as ``"__call__"``, or None.
+        to_model: converts such a tree to the argument of the model's functions.
+        to_tree: converts that argument back to a tree after a call.
+        is_trainable: whether the leaf at a path is a parameter.
+        advice: a note added to errors of a call.
+        train_mode: the classes of layers in train mode, by path.
+    """
+
+    name: str
+    tree: PyTree
+    method: Callable[[str], ModelMethod | None]
+    to_model: Callable[[Any], Any] = unwrap_static
+    to_tree: Callable[[Any], Any] = hide_params
+    is_trainable: Callable[[tuple], bool] = lambda path: True
+    advice: str = ""
+    train_mode: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        model: PyTree,
+        method: Callable[[str], ModelMethod | None],
+        hide: Callable[[PyTree], PyTree] = hide_params,
+        is_trainable: Callable[[tuple], bool] = lambda path: True,
+        advice: str = "",
+    ) -> ModelForm:
+        """The form of a pytree without the leaves that `hide` hides, before and after calls."""
+        layers = _train_mode(model)
+        names = ", ".join(f"{path or 'the model'}: {kind}" for path, kind in layers.items())
+        if layers:
+            advice = (
+                f"Layers are in train mode ({names}); equinox.nn.inference_mode(model) gives the "
+                "model as it is served."
+            )
+        return cls(
+            name,
+            hide(model),
+            method,
+            to_tree=hide,
+            is_trainable=is_trainable,
+            advice=advice,
+            train_mode=layers,
+        )
+
+    def with_eval_mode(self, kind: str) -> Any:
+        """The tree with the layers of a class in eval mode, of those in `train_mode`."""
+        paths = {path for path, name in self.train_mode.items() if name == kind}
+        settings = jax.tree_util.tree_map_with_path(
+            lambda path, value: value if _layer_of(path) not in paths else True,
+            unwrap_static(self.tree),
+        )
+        return self.to_tree(settings)
+
+
+def _train_mode(model: PyTree) -> dict[str, str]:
+    """The classes of the Equinox layers in train mode, by path."""
+    settings, _ = jax.tree_util.tree_flatten_with_path(model)
+    found = [path for path, value in settings if value is False and _layer_of(path) is not None]
+    return {str(_layer_of(path)): _class_at(model, path[:-1]) for path in found}
+
+
+def _layer_of(path: tuple) -> str | None:
+    """Returns the path of the layer whose mode is at a path, or None."""
+    return path_name(path[:-1]) if path_name(path[-1:]) == "inference" else None
+
+
+def _class_at(model: PyTree, path: tuple) -> str:
+    for step in path:
+        if hasattr(step, "name"):
+            model = getattr(model, step.name)
+        else:
+            model = model[step.key if hasattr(step, "key") else step.idx]
+    return type(model).__name__
+
+
+NAMELESS = "function"
+
+
+def function_name(function: Any) -> str:
+    """The name of a function, or of the class of a callable."""
+    if is_bound_method(function):
+        return function_name(function.__self__)
+    inner = function.func if is_partial(function) else getattr(function, "__wrapped__", None)
+    if inner is not None:
+        return function_name(inner)
+    name = getattr(function, "__name__", type(function).__name__)
+    return NAMELESS if name == "<lambda>" else name
+
+
+def is_bound_method(value: object) -> bool:
+    return isinstance(value, types.MethodType) or (
+        hasattr(value, "__self__") and hasattr(value, "__func__")  # as in equinox
+    )
+
+
+def is_partial(value: object) -> bool:
+    alike = all(hasattr(value, name) for name in ("func", "args", "keywords"))  # as in equinox
+    return isinstance(value, functools.partial) or alike
