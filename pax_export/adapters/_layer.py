@@ -221,22 +221,27 @@ def freeze_for_adapters(module: Module) -> Any:
     frozen = frozen_of(module)
     if frozen.whole:
         return module
-    return with_frozen(module, replace(frozen, whole=True, for_adapters=True))
+    return with_frozen(module, replace(frozen, whole=True, before_adapters=frozen.paths))
 
 
 def undo_freezing(module: Module) -> Any:
     """Undoes `freeze_for_adapters`; modules frozen by the user stay frozen."""
-    return unfreeze_own(module) if is_marked(module) else module
+    frozen = frozen_of(module)
+    if frozen.before_adapters is None:
+        return module
+    own = frozen.before_adapters
+    return with_frozen(module, replace(frozen, whole=False, paths=own, before_adapters=None))
 
 
 def is_marked(module: Module) -> bool:
     """Returns True for modules frozen by `freeze_for_adapters`."""
-    return frozen_of(module).for_adapters
+    return frozen_of(module).before_adapters is not None
 
 
 def unfreeze_own(module: Module) -> Any:
     """Unfreezes a module's own arrays."""
-    return with_frozen(module, Frozen(paths=frozen_of(module).paths))
+    frozen = frozen_of(undo_freezing(module))
+    return with_frozen(module, Frozen(paths=frozen.paths))
 
 
 def with_strength(adapter: LoRA, strength: float) -> LoRA:

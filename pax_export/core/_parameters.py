@@ -79,7 +79,8 @@ class Frozen:
     whole: bool = False  # all of them, also those that it gets later
     paths: frozenset[str] = frozenset()  # some of them, from the module
     statistics: bool = False  # the module stays in eval mode
-    for_adapters: bool = False  # only while it has adapters, which train instead
+    #: Adapters train instead of the module, and this much of it was frozen without them.
+    before_adapters: frozenset[str] | None = None
 
 
 #: The attribute is absent while nothing is frozen, so unfreezing gives the treedef of before.
@@ -319,7 +320,15 @@ def freeze_alone(module: Node, states: bool) -> Any:
 def freeze_arrays(module: Node, paths: frozenset[str]) -> Any:
     """Freezes some of a module's own arrays, too."""
     frozen = frozen_of(module)
-    return with_frozen(module, replace(frozen, paths=frozen.paths | paths))
+    before = frozen.before_adapters
+    return with_frozen(
+        module,
+        replace(
+            frozen,
+            paths=frozen.paths | paths,
+            before_adapters=None if before is None else before | paths,
+        ),
+    )
 
 
 def unfreeze_alone(module: Node) -> Any:
@@ -331,7 +340,16 @@ def unfreeze_arrays(module: Node, paths: frozenset[str]) -> Any:
     """Unfreezes some of a module's own arrays; of one frozen whole, the others stay frozen."""
     frozen = frozen_of(module)
     frozen_paths = frozenset(_own_arrays(module)) if frozen.whole else frozen.paths
-    return with_frozen(module, Frozen(paths=frozen_paths - paths))
+    before = frozen.before_adapters
+    return with_frozen(
+        module,
+        replace(
+            frozen,
+            whole=False,
+            paths=frozen_paths - paths,
+            before_adapters=None if before is None else before - paths,
+        ),
+    )
 
 
 def _own_arrays(module: Node) -> list[str]:

@@ -95,7 +95,7 @@ def _opened_copy(tree: PyTree) -> tuple[Any, Copies]:
     """The same leaves in new modules and containers, but numpy arrays of modules copied."""
     leaves, treedef = jax.tree_util.tree_flatten(tree)
     copy = jax.tree_util.tree_unflatten(treedef, leaves)
-    if np.ndarray in map(type, leaves):
+    if any(issubclass(cls, np.ndarray) for cls in {*map(type, leaves)}):
         for root in _root_modules(copy):
             check_sharing(root)  # two copies of one array could not be found later
         return with_own_arrays(copy)

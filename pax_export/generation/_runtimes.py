@@ -190,9 +190,11 @@ def export_for_runtime(
 
 def _notes(runtime: Runtime, job: Job) -> list[str]:
     """What a runtime does otherwise than the net and its tokenizer say."""
-    if job.tokenizer is None:
-        return []
     notes = []
+    if runtime.name == "genai" and job.lm.config.generation.min_p:
+        notes.append(f"{runtime.title} has no min_p, so it draws unlikely tokens more often")
+    if job.tokenizer is None:
+        return notes
     if set(job.stop) - set(replace(job, ends_at_eos=False).stop):
         eos = job.tokenizer.special_tokens["eos_token"]
         notes.append(f"{runtime.title} also ends texts at {eos!r}, the tokenizer's eos_token")

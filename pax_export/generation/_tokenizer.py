@@ -37,6 +37,8 @@ _LARGEST = 1 << 28  # bytes of a tokenizer.json
 _SURROGATE = re.compile("[\ud800-\udfff]")
 #: The replacement for a character with missing bytes.
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
+#: Files of a folder that say otherwise than ``tokenizer_config.json``, or add to it.
+_OVERRIDING = {"chat_template.jinja", "chat_template.json", "special_tokens_map.json"}
 #: The names of special tokens in ``tokenizer_config.json``.
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
 
@@ -169,8 +171,8 @@ class Tokenizer:
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Writes ``tokenizer.json``, ``tokenizer_config.json`` and ``chat_template.jinja``.
 
-        `from_pretrained` reads them, and so do transformers and its relatives.  Other files of the
-        folder remain.
+        `from_pretrained` reads them, and so do transformers and its relatives.  Files of an
+        older tokenizer that would override these are removed; others remain.
 
         Raises:
             ExportPathError: (an OSError) the path is a file, or cannot be written.
@@ -184,6 +186,8 @@ class Tokenizer:
                 disk.sync(temporary)
                 for file in sorted(temporary.iterdir()):
                     file.replace(folder / file.name)
+            for name in _OVERRIDING - self.files().keys():
+                (folder / name).unlink(missing_ok=True)
         except ExportPathError:
             raise
         except OSError as error:

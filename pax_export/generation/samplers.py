@@ -254,6 +254,8 @@ class top_k(Sampler):
         object.__setattr__(self, "count", count)
 
     def _split(self) -> tuple[Sampler, Any]:
+        if type(self) is not top_k:  # its own `adjust` reads the count
+            return super()._split()
         # How many are looked for is static, a power of two; the last that is kept is not.
         most = max(_FEW, 1 << (self.count - 1).bit_length())
         return top_k(most), {"_traced_count": min(self.count, 2**31 - 1)}

@@ -43,14 +43,16 @@ def inspect_export(path: Path) -> Inspection:
 def _make_rows(found: PyTree, title: str, calls: Mapping[str, Mapping[str, Any]]) -> Iterator[Row]:
     """Yields the rows of an export; `calls` are the columns about each signature."""
     only = [*calls.values()] if len(calls) == 1 else [{}]
+    trained = {variable.name for variable in found.variables if _is_trained(variable)}
+    counted = trained or {variable.name for variable in found.variables}  # the file may not say
     yield Row(
         path="",
         kind="module",
         class_name=title,
         mode="eval",
         dtype=",".join(dict.fromkeys(variable.dtype for variable in found.variables)),
-        role="trainable" if any(map(_is_trained, found.variables)) else "",
-        parameters=sum(_count_elements(variable) for variable in found.variables),
+        role="trainable" if trained else "",
+        parameters=sum(_count_elements(each) for each in found.variables if each.name in counted),
         bytes=found.variable_bytes,
         **only[0],
     )
@@ -64,14 +66,14 @@ def _make_rows(found: PyTree, title: str, calls: Mapping[str, Mapping[str, Any]]
             depth=1,
             shape=tuple(variable.shape),
             dtype=variable.dtype,
-            role="trainable" if _is_trained(variable) else "frozen",
-            parameters=_count_elements(variable),
+            role="trainable" if variable.name in trained else "",
+            parameters=_count_elements(variable) if variable.name in counted else 0,
             bytes=variable.bytes,
         )
 
 
 def _is_trained(variable: VariableInfo) -> bool:
-    """Whether training changes it; reports of older exports do not name parameters."""
+    """Whether training changes it; other arrays are state or frozen, which a file does not say."""
     return variable.parameter or variable.trainable
 
 

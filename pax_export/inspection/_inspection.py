@@ -37,7 +37,7 @@ class Row:
         dtype: the dtype of the arrays; several are joined by commas.
         computed_in: the dtype of most of its arithmetic; without inputs, that of its policy.
         role: ``"trainable"``, ``"frozen"`` or ``"state"``; for a module, the first of these that
-            applies to one of its arrays.
+            applies to one of its arrays; empty for an array of a file that is not trainable.
         declared: what the class of its layer says of an array, ``"kernel [in, out]"``, see
             `pax_export.Declared`; ``"no declaration"`` for a module with arrays of its own whose
             class says nothing.
@@ -203,17 +203,19 @@ def format_table(
 def sum_rows(rows: Sequence[Row], uncounted: Sequence[str]) -> Iterator[str]:
     """Returns the totals of the model, and what they exclude."""
     root = rows[0]
-    parts = {"trainable": 0, "frozen": 0, "state": 0}
+    parts = {"trainable": 0, "frozen": 0, "state": 0, "": 0}
     for row in rows:
         if row.kind == "array":
             parts[row.role] += math.prod(row.shape or ())
     line = f"{root.parameters:,} parameters"
-    if root.parameters and parts["frozen"] == 0:
+    if parts["trainable"] and parts["frozen"] == 0:
         line += ", all trainable"
     elif parts["frozen"]:
         line += f" ({parts['trainable']:,} trainable, {parts['frozen']:,} frozen)"
     if parts["state"]:
         line += f", {parts['state']:,} elements of state"
+    if parts["trainable"] and parts[""]:
+        line += f", {parts['']:,} elements that are not"
     line += f", {bytes_text(root.bytes)}"
     if root.flops is not None:
         line += f"; {count_text(root.flops)} FLOPs a call"
@@ -300,8 +302,7 @@ def html_fragment(rows: Sequence[Row], uncounted: Sequence[str]) -> str:
     head = "".join(
         f'<span class="{"number" if right else ""}">{title}</span>' for title, _, right in shown
     )
-    cells = {row.path: _row_cells(row, shown) for row in rows}
-    body = "\n".join(_nest_rows(rows, cells))
+    body = "\n".join(_nest_rows(rows, shown))
     lines = "<br>".join(map(escape, sum_rows(rows, uncounted)))
     return (
         f'<div class="pax-inspect" style="--pax-columns: {columns}; --pax-width: {width:.1f}em">'
@@ -327,24 +328,25 @@ def _grid_track(column: Column, rows: Sequence[Row]) -> str:
     return f"minmax({least:.1f}em, {width:.1f}fr)"
 
 
-def _nest_rows(rows: Sequence[Row], cells: dict[str, str]) -> Iterator[str]:
+def _nest_rows(rows: Sequence[Row], shown: list[Column]) -> Iterator[str]:
     """A `details` for each module, around the rows below it."""
     depths: list[int] = []
     for row in rows:
         while depths and depths[-1] >= row.depth:
             depths.pop()
             yield "</details>"
+        cells = _row_cells(row, shown)
         if row.kind == "array":
-            yield f'<div class="row array {row.role}">{cells[row.path]}</div>'
+            yield f'<div class="row array {row.role}">{cells}</div>'
         else:
             mark = " open" if row.depth < _OPEN_LEVELS else ""
-            line = f'<div class="row {row.role}">{cells[row.path]}</div>'
+            line = f'<div class="row {row.role}">{cells}</div>'
             yield f"<details{mark}><summary>{line}</summary>"
             depths.append(row.depth)
     yield from ["</details>"] * len(depths)
 
 
-def _row_cells(row: Row, shown: list) -> str:
+def _row_cells(row: Row, shown: list[Column]) -> str:
     return "".join(_cell_html(row, *column) for column in shown)
 
 

@@ -243,14 +243,14 @@ def _convert(equation: Equation, weight: _ProgramWeight) -> Any:
 
 
 def _dot(equation: Equation, left: Array | _ProgramWeight, right: Array | _ProgramWeight) -> Any:
-    of_left, of_right = equation.params["dimension_numbers"][0]
+    (of_left, of_right), batched = equation.params["dimension_numbers"]
     weight, x = (left, right) if isinstance(left, _ProgramWeight) else (right, left)
     if not isinstance(weight, _ProgramWeight) or isinstance(x, _ProgramWeight):
         return None
     summed, of_x = (of_left, of_right) if weight is left else (of_right, of_left)
     weight.noted(sorted(summed), len(weight.array.shape))
     array = weight.array
-    if len(array.shape) == 2 and len(summed) == 1 and len(x.shape) > 0:
+    if len(array.shape) == 2 and len(summed) == 1 and len(x.shape) > 0 and not any(batched):
         contracted = weight.axis(summed[0])
         if isinstance(array, QuantizedArray) and array.form.axis == contracted:
             x = array.rounded_inputs(jnp.moveaxis(x, of_x[0], -1))

@@ -231,7 +231,9 @@ def choose(
         budget: the largest loss.
     """
     leaves, treedef = jax.tree_util.tree_flatten(arrays)
-    at = {id(leaf): number for number, leaf in enumerate(leaves)}
+    at: dict[int, list[int]] = {}  # a tied weight is at several
+    for number, leaf in enumerate(leaves):
+        at.setdefault(id(leaf), []).append(number)
     numbers = {
         (target.name, bits): rounded(target, bits).dequantized()
         for target in targets
@@ -242,7 +244,8 @@ def choose(
         changed = list(leaves)
         for target in targets:
             if target.name in bits:
-                changed[at[id(target.weight)]] = numbers[target.name, bits[target.name]]
+                for number in at[id(target.weight)]:
+                    changed[number] = numbers[target.name, bits[target.name]]
         return loss(treedef.unflatten(changed))
 
     every = {target.name: 8 for target in targets}

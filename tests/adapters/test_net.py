@@ -202,3 +202,17 @@ def test_adapters_of_several_ranks_are_stacked_after_padding():
     zeros = jax.grad(lambda net: (net(tokens) ** 2).sum())(padded)
     zeros = zeros.layers[0].attention.query.adapters["default"]
     assert not zeros.lora_a[..., 1:].any() and not zeros.lora_b[..., 1:, :].any()
+
+
+def test_what_was_frozen_before_is_frozen_after_adapters_are_removed():
+    """Biases that train beside adapters, PEFT's ``bias="all"``."""
+    trained = adapters.add(Net(), "layers", 2).at("**.bias").unfreeze()
+    assert "layers.0.bias" in names_of(trained.parameters())
+    assert "layers.0.weight" not in names_of(trained.parameters())
+    for removed in (adapters.remove(trained, "default"), adapters.merge(trained)):
+        assert names_of(removed.parameters()) == names_of(Net().parameters())
+    partly = Net().at("head.weight").freeze()
+    again = adapters.remove(adapters.add(partly, "layers", 2).at("head.bias").unfreeze(), "default")
+    assert names_of(again.parameters()) == names_of(partly.parameters())
+    later = adapters.remove(adapters.add(Net(), "layers", 2).at("head.bias").freeze(), "default")
+    assert "head.bias" not in names_of(later.parameters())

@@ -5,6 +5,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import pax_export as pax
 from pax_export.core import _pure, _tree
@@ -36,6 +37,23 @@ def test_a_tuple_on_the_right_is_unpacked():
     assert (Pair() % (1, 2))[1] == (1, 2)
     assert (Pair() % ())[1] == ()
     assert (Pair() % [1, 2])[1] == ([1, 2],)
+
+
+def test_a_memory_map_is_not_written_through(tmp_path):
+    """An array of a subclass is the caller's, too."""
+    np.save(tmp_path / "w.npy", np.zeros(3, np.float32))
+    mapped = np.load(tmp_path / "w.npy", mmap_mode="r+")
+
+    class Scaled(pax.Module):
+        def __init__(self, weight):
+            self.weight = weight
+
+        def __call__(self, x):
+            self.weight += 1
+            return x
+
+    new, _ = Scaled(mapped) % 1.0
+    assert new.weight.tolist() == [1, 1, 1] and mapped.tolist() == [0, 0, 0]
 
 
 def test_methods_decorated_with_pure_and_module_and_value():

@@ -129,7 +129,11 @@ def test_a_base_model_continues_texts(tmp_path):
     options = {"tokenizer": base, "max_length": 16, "validate": False}
     for format in ("gguf", "genai"):
         report = export(lm, tmp_path / f"base.{format}", format=format, **options)
-        assert "no chat template" in report.differs[0]
+        assert "no chat template" in report.differs[0] and len(report.differs) == 1
+    drawn = dataclasses.replace(lm.config.generation, do_sample=True, min_p=0.1)
+    lm = lm.set_attribute("config", dataclasses.replace(lm.config, generation=drawn))
+    report = export(lm, tmp_path / "drawn", format="genai", **options)
+    assert "no min_p" in report.differs[0]
     assert Tokenizer.from_gguf(tmp_path / "base.gguf").chat_templates == {}
     assert Tokenizer.from_pretrained(tmp_path / "base.genai").chat_templates == {}
 

@@ -168,3 +168,18 @@ def test_numbers_beyond_int32_are_refused(options, name):
     with refused(ValueError, name) as caught:
         pax.generate(Counter(), given.pop("tokens"), **given)
     assert isinstance(caught.value, pax.errors.PaxError)
+
+
+def test_a_rule_derived_from_another_is_asked():
+    """`generate` splits a rule into what is static and what is traced."""
+
+    class without_the_best(top_k):
+        def adjust(self, logits, seen):
+            chosen = super().adjust(logits, seen)
+            return jnp.where(logits == logits.max(-1, keepdims=True), -jnp.inf, chosen)
+
+    rule = without_the_best(3)
+    static, values = rule._split()
+    joined = static._joined(values)
+    assert np.array_equal(kept(joined), kept(rule))
+    assert kept(joined).sum(-1).tolist() == [2, 2, 2]

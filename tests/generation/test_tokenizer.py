@@ -105,6 +105,10 @@ def test_a_folder_is_read_as_it_was_saved(tmp_path):
         assert again.encode("<s>help") == tokenizer.encode("<s>help")
         assert again.special_tokens == tokenizer.special_tokens
         assert again.chat_template == TEMPLATE
+    (tmp_path / "special_tokens_map.json").write_text('{"pad_token": "</s>"}')
+    Tokenizer(tokenizer._inner).save(tmp_path)  # the template and tokens of before are gone
+    again = Tokenizer.from_pretrained(tmp_path)
+    assert (again.chat_template, again.special_tokens) == (None, {})
     both = {"default": "d", "tool_use": "{{ tools[0].name }}"}
     two = Tokenizer(tokenizer._inner, {"image_token": "<s>"}, both)
     two.save(tmp_path / "two")

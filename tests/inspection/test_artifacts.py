@@ -39,6 +39,12 @@ def test_the_rows_of_an_export_have_the_paths_of_the_model(exports, name):
     arrays = {row.path: row.shape for row in found if row.kind == "array"}
     assert arrays == {path: leaf.shape for path, leaf in pax.core.named_leaves(make())}
     assert found.bytes == sum(leaf.nbytes for leaf in jax.tree_util.tree_leaves(make()))
+    net = pax.inspect(make())
+    assert found.parameters == net.parameters  # averages of the norm are not counted
+    roles = {row.path: row.role for row in net if row.kind == "array"}
+    for row in found:
+        if row.kind == "array":
+            assert row.role == roles[row.path].replace("state", "")
     assert found[""].class_name == "Sequential"
     assert found[""].inputs[0].endswith(",3]")
 
@@ -64,6 +70,15 @@ def test_each_signature_has_the_work_of_its_outputs(tmp_path):
     )
     found = pax.inspect(tmp_path / "net")
     assert (found["serving_default"].flops, found["twice"].flops) == ("32*batch", "64*batch")
+
+
+def test_a_page_tells_rows_of_one_path_apart(tmp_path):
+    run = lambda p, x: x @ p  # noqa: E731
+    to_stablehlo((jnp.ones((4, 4)), run), tmp_path / "net", spec("3, 4"), validate=False)
+    found = pax.inspect(tmp_path / "net")
+    rows = [pax.inspection.Row("", "module", class_name="Net"), pax.inspection.Row("", "array", 1)]
+    page = type(found)(tuple(rows))._repr_html_()
+    assert page.count("Net") == 2  # the title of the page's code, and one row
 
 
 def test_a_loop_of_unknown_length_is_named(tmp_path):

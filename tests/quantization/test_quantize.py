@@ -247,6 +247,28 @@ def test_a_budget_chooses_bits():
     assert few["w"].form.bits == 4 and report.leaves[0].sensitivity < 1
 
 
+def test_a_net_that_becomes_nan_is_not_within_a_budget():
+    params = {"w": jnp.asarray(X.T)}
+
+    def fragile(params, x):  # any rounding of the weight makes NaN of it
+        return jnp.sqrt(-jnp.abs(params["w"] - X.T).max()) + x @ params["w"]
+
+    with refused(errors.QuantizationError, where="quantize(budget=...)"):
+        quantize((params, fragile), [X], budget=1.0)
+    _, report = quantize((params, fragile), [X])
+    assert report.difference.largest == np.inf
+
+
+def test_a_budget_counts_a_tied_weight_at_all_its_places():
+    weight = jnp.asarray(X.T @ X / 8)
+    tied, untied = {"a": weight, "b": weight}, {"a": weight, "b": weight + 0}
+    function = lambda params, x: (x @ params["a"]) @ params["b"]  # noqa: E731
+    _, apart = quantize((untied, function), [X], bits=4)
+    _, same = quantize((tied, function), [X], budget=10.0)
+    lost = apart.difference.mean / apart.difference.scale
+    assert [leaf.sensitivity for leaf in same.leaves] == pytest.approx([lost], rel=0.05)
+
+
 def test_a_budget_that_cannot_be_met():
     with refused(errors.QuantizationError, where="quantize(budget=...)"):
         quantize(net(), [X], budget=1e-7)

@@ -188,6 +188,11 @@ def test_functions_of_arrays():
     for scale in (1.0, 2.0):
         right = function(dequantize(small), X, scale=scale)
         assert_close(own(small, X, scale=scale), right, rtol=1e-4, atol=1e-4)
+    heads = {"w": X.T[:8] / 8}
+    by_head = lambda params, x: jnp.einsum("hd,hd->h", params["w"], x)  # noqa: E731
+    (small, own), report = quantize((heads, by_head), [X[:, :8].T])
+    assert report.leaves
+    assert_close(own(small, X[:, :8].T), by_head(dequantize(small), X[:, :8].T), rtol=1e-4)
     taken = quantize((X, lambda table, x: jnp.take(table, x, axis=0)), [np.array([0, 9])])[0]
     rows = taken[1](taken[0], np.array([0, 9]))
     assert_close(rows[0], X[0], rtol=0.02, atol=0.02)

@@ -21,18 +21,22 @@ class Apart(NamedTuple):
 
 
 def apart(pairs: Iterable[tuple[Arrays, Arrays]]) -> Apart:
-    """Compares the outputs of calls, reference first; ignores non-finite values."""
+    """Compares the outputs of calls, reference first; ignores where it is not finite.
+
+    Where only the other output is not finite, they differ by infinity.
+    """
     largest, total, size, count = 0.0, 0.0, 0.0, 0
     divergences: list[Any] = []
     same: list[Any] = []
     logits = True
     for old, new in pairs:
         for one, other in zip(old, new):
-            found = np.abs(one - other)
-            found = found[np.isfinite(found)]
+            known = np.isfinite(one)
+            one, other = one[known], other[known]
+            found = np.where(np.isfinite(other), np.abs(one - other), np.inf)
             largest = max(largest, float(found.max(initial=0)))
             total, count = total + float(found.sum()), count + found.size
-            size += float(np.abs(one[np.isfinite(one)]).sum())
+            size += float(np.abs(one).sum())
         if len(old) == 1 and old[0].ndim > 1 and old[0].shape[-1] > 1 and old[0].size:
             divergences.append(_divergence(old[0], new[0]).ravel())
             same.append((old[0].argmax(-1) == new[0].argmax(-1)).ravel())
