@@ -28,11 +28,6 @@ _LARGEST_ARRAY = 1 << 16  # bytes; a larger one is looked at by identity, and ne
 MAX_DEPTH = 100  # containers, one in another
 
 
-def is_container(value: object) -> bool:
-    """True for lists, dicts, sets and instances of their subclasses."""
-    return isinstance(value, _CONTAINERS)
-
-
 def is_small_array(value: object) -> bool:
     """True for a numpy array that is copied and compared by content."""
     return isinstance(value, np.ndarray) and value.nbytes <= _LARGEST_ARRAY

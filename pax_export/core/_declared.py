@@ -125,8 +125,8 @@ def declared_at(layer: Node) -> dict[str, DeclaredArray]:
 
 def declared_in(layer: Node) -> dict[str, DeclaredArray]:
     """The declared arrays that a module itself has, by attribute."""
-    has = vars(layer) if isinstance(layer, Node) else {}
-    return {name: x for name, x in declared_at(layer).items() if has.get(name) is not None}
+    declared = declared_at(layer).items()
+    return {name: x for name, x in declared if vars(layer).get(name) is not None}
 
 
 def kernel_of(layer: Node) -> DeclaredArray | None:

@@ -13,7 +13,7 @@ import numpy as np
 from pax_export._foundations.errors import ValidationError
 from pax_export.generation import samplers
 from pax_export.generation._generate import generate
-from pax_export.generation._tokenizer import Tokenizer
+from pax_export.generation._tokenizer import BROKEN, Tokenizer
 from pax_export.nets import Decoder
 
 
@@ -85,8 +85,6 @@ class Job:
 #: where numbers have fewer bits.
 _TIE, _COARSE_TIE = 1e-3, 3e-2
 _MOST_TIES = 4
-#: The replacement for a character with missing bytes.
-_BROKEN = "\N{REPLACEMENT CHARACTER}"
 
 
 def compare_tokens(
@@ -205,7 +203,7 @@ def _ids_of(job: Job, own: list[int], text: str) -> list[int]:
     """Returns the ids of a runtime's text: jax's own, as far as they decode to that text."""
     assert job.tokenizer is not None
     decode = job.tokenizer.decode
-    if text.rstrip(_BROKEN) == decode(own).rstrip(_BROKEN):  # the last letter may be incomplete
+    if text.rstrip(BROKEN) == decode(own).rstrip(BROKEN):  # the last letter may be incomplete
         return own
     count = len(own)
     while not text.startswith(begin := decode(own[:count])):

@@ -36,7 +36,7 @@ _MOST_IDS = 1 << 32
 _LARGEST = 1 << 28  # bytes of a tokenizer.json
 _SURROGATE = re.compile("[\ud800-\udfff]")
 #: The replacement for a character with missing bytes.
-_BROKEN = "\N{REPLACEMENT CHARACTER}"
+BROKEN = "\N{REPLACEMENT CHARACTER}"
 #: Files of a folder that say otherwise than ``tokenizer_config.json``, or add to it.
 _OVERRIDING = {"chat_template.jinja", "chat_template.json", "special_tokens_map.json"}
 #: The names of special tokens in ``tokenizer_config.json``.
@@ -298,7 +298,7 @@ class Tokenizer:
             window += _as_ids([token], "Tokenizer.stream")
             text = self.decode(window, skip_special_tokens)
             before = self.decode(window[:shown], skip_special_tokens)
-            if len(text) > len(before) and not text.endswith(_BROKEN):
+            if len(text) > len(before) and not text.endswith(BROKEN):
                 yield text[len(before) :]
                 window, shown = window[shown:], len(window) - shown
         rest = self.decode(window, skip_special_tokens)

@@ -6,7 +6,6 @@ from pax_export.nn._batch_norm import BatchNorm1D, BatchNorm2D
 from pax_export.nn._conv import Conv1D, Conv1DTranspose, Conv2D, Conv2DTranspose, Convolution
 from pax_export.nn._dot_attention import (
     IMPLEMENTATIONS,
-    causal_mask,
     dot_product_attention,
     require_boolean_mask,
 )

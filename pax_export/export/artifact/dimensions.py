@@ -398,7 +398,6 @@ def random_calls(
     sizes: Sequence[Mapping[str, int]] | None = None,
     most: int | None = None,
     outputs: Sequence[Sequence[Size]] = (),
-    inner: Collection[Size] = (),
 ) -> Iterator[RandomCall]:
     """Calls at the given sizes or at sizes that `choose` returns.
 
@@ -406,7 +405,7 @@ def random_calls(
         ValueError: an input has more than `most` elements.
     """
     if sizes is None:
-        sizes = choose([each.shape for each in inputs.values()], constraints, outputs, inner)
+        sizes = choose([each.shape for each in inputs.values()], constraints, outputs)
     random = np.random.default_rng(0)
     for chosen in sizes:
         counts = (math.prod(shape(each.shape, chosen)) for each in inputs.values())

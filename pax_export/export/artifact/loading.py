@@ -11,7 +11,7 @@ from pax_export._foundations.files import checksums
 from pax_export._foundations.files.paths import first_unusual, unusual_type
 from pax_export._foundations.files.side_files import CARD_NAME
 from pax_export._foundations.optional import require
-from pax_export.export.artifact import embedded, formats, loading
+from pax_export.export.artifact import embedded, formats
 from pax_export.export.artifact.inspect import GRAPH_FILE, damage_as_error
 from pax_export.export.artifact.report import (
     DATA,
@@ -175,7 +175,7 @@ def load(path: str | os.PathLike[str], *, trusted: bool = False) -> Any:
         )
     if not format.loads_without_jax:
         require("jax", "all", f"load of {report.target}")
-    loading.check(Path(path), report, trusted)
+    check(Path(path), report, trusted)
     what = "This export cannot be loaded: it is damaged, or was not written by pax_export."
     write = "a copy of it, as it was written"
     with damage_as_error(what, Path(path), write, ImportError):  # of a broken runtime

@@ -44,9 +44,14 @@ from pax_export.export.tracing.source_lines import (
 from pax_export.export.validation.budget import Budget
 from pax_export.export.validation.probes import ProbeDifference
 from pax_export.export.validation.serve import Arrays
-from pax_export.export.validation.validate import Case, call_export, count_not_finite, differences
+from pax_export.export.validation.validate import (
+    NO_CALL,
+    Case,
+    call_export,
+    count_not_finite,
+    differences,
+)
 
-_NO_CALL = "no call was found that gives an element to compare"
 #: The number of weights named in one message.
 _FEW = 8
 
@@ -162,7 +167,7 @@ class _Export:
                     "examples=, or specs with other sizes, outside of jax.set_mesh (a program for "
                     "several devices is not called)"
                 )
-                warnings.warn(_not_validated(self.request, _NO_CALL, write), stacklevel=4)
+                warnings.warn(_not_validated(self.request, NO_CALL, write), stacklevel=4)
             run.write_card(report, place)
             contents.write_report(report, place, written)
         run.clear()
@@ -285,7 +290,7 @@ class _Export:
             validated=None if len(untested) == len(keys) else run.validated,
             left_out=(
                 *run.budget.left_out,
-                *(f"{key}: {_NO_CALL}" for key in untested),
+                *(f"{key}: {NO_CALL}" for key in untested),
             ),
             differs=tuple(run.budget.differs),
             largest_error=errors,

@@ -26,7 +26,7 @@ from pax_export._foundations.types import PyTree
 from pax_export.export.artifact import formats, own_exports
 from pax_export.export.artifact.report import CERTIFIED, certified_text, read_report
 from pax_export.export.validation import recheck
-from pax_export.export.validation.validate import Case, compare_either
+from pax_export.export.validation.validate import NO_CALL, Case, compare_either
 
 #: The model itself, in jax.
 JAX = "jax"
@@ -138,10 +138,7 @@ def _own_result(name: str, done: recheck.Rechecked) -> RuntimeResult:
     result = RuntimeResult(
         name, _version(name), _machine(), len(_compared(done)), with_jax, largest
     )
-    return result if result.calls else dataclasses.replace(result, problem=_NOTHING)
-
-
-_NOTHING = "no call was found that gives an element to compare"
+    return result if result.calls else dataclasses.replace(result, problem=NO_CALL)
 
 
 def _compared(done: recheck.Rechecked) -> list[tuple[str, Any, Mapping[str, Any]]]:
@@ -156,7 +153,7 @@ def _run_elsewhere(
     answers = _compared(done)
     result = RuntimeResult(name, others.version(name), _machine(), len(answers), base)
     if not answers:
-        return dataclasses.replace(result, compared_with="", problem=_NOTHING)
+        return dataclasses.replace(result, compared_with="", problem=NO_CALL)
     cases = [{"inputs": call.inputs} for _, call, _ in answers]
     try:
         given = {} if seconds is None else {"seconds": seconds}

@@ -30,6 +30,9 @@ from pax_export.export.validation import serve
 from pax_export.export.validation.probes import Probe, ProbeDifference
 from pax_export.export.validation.serve import Arrays, Run
 
+#: Why a validation proves nothing.
+NO_CALL = "no call was found that gives an element to compare"
+
 
 def validate(
     format: Format,

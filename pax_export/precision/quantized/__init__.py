@@ -7,7 +7,6 @@ from pax_export.precision.quantized._array import (
     times,
     times_transposed,
 )
-from pax_export.precision.quantized._difference import Apart as Apart
 from pax_export.precision.quantized._difference import apart as apart
 from pax_export.precision.quantized._integers import GROUP, Form, dequantized, packed, unpacked
 from pax_export.precision.quantized._operations import FASTER_IN_JAX as FASTER_IN_JAX
@@ -26,7 +25,6 @@ from pax_export.precision.quantized._operations import (
 from pax_export.precision.quantized._operations import quantized_dot as quantized_dot
 from pax_export.precision.quantized._rounding import DynamicInputs, OutputRange, StaticInputs
 from pax_export.precision.quantized._rounding import bound_outputs as bound_outputs
-from pax_export.precision.quantized._rounding import integer_rows as integer_rows
 from pax_export.precision.quantized._rounding import round_inputs as round_inputs
 from pax_export.precision.quantized._rounding import round_rows as round_rows
 from pax_export.precision.quantized._rounding import round_with as round_with

@@ -19,15 +19,14 @@ from pax_export.export.artifact import dimensions
 from pax_export.export.artifact.dtypes import numpy_dtype
 from pax_export.export.artifact.report import SignatureInfo
 from pax_export.export.formats.saved_model.proto.nodes import Spec
-from pax_export.export.formats.saved_model.proto.schemas import SHAPE
+from pax_export.export.formats.saved_model.proto.schemas import TENSOR
 from pax_export.export.validation.serve import Arrays
 
 FILE = "assets.extra/tf_serving_warmup_requests"
 #: The requests of one signature, by the label of their sizes.
 Requests = dict[str, Arrays]
 _MOST = 1000  # of TensorFlow Serving
-_TENSOR = Schema(dtype=1, tensor_shape=(2, SHAPE), tensor_content=4, string_val=8)
-_REQUEST = Schema(model_spec=(1, Schema(signature_name=3)), inputs=(2, Map(_TENSOR)))
+_REQUEST = Schema(model_spec=(1, Schema(signature_name=3)), inputs=(2, Map(TENSOR)))
 _LOG = Schema(predict_log=(6, Schema(request=(1, _REQUEST))))
 
 

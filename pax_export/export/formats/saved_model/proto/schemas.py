@@ -18,12 +18,12 @@ SHAPE = Schema(dim=(2, Schema(size=1)), unknown_rank=3)
 _VERSIONS = Schema(producer=1, min_consumer=2)
 
 # Attributes and nodes
-_TENSOR = Schema(dtype=1, tensor_shape=(2, SHAPE), tensor_content=4, string_val=8)
+TENSOR = Schema(dtype=1, tensor_shape=(2, SHAPE), tensor_content=4, string_val=8)
 _FUNCTION = Schema(name=1)
 _LIST = Schema(s=2, i=3, f=4, b=5, type=6, shape=(7, SHAPE), func=(9, _FUNCTION))
 ATTRIBUTE = Schema(
     alternatives=True,
-    list=(1, _LIST), s=2, i=3, f=(4, "<f"), b=5, type=6, shape=(7, SHAPE), tensor=(8, _TENSOR),
+    list=(1, _LIST), s=2, i=3, f=(4, "<f"), b=5, type=6, shape=(7, SHAPE), tensor=(8, TENSOR),
     func=(10, _FUNCTION),
 )  # fmt: skip
 _NODE = Schema(name=1, op=2, input=3, attr=(5, Map(ATTRIBUTE)))
