@@ -25,7 +25,7 @@ from typing import Any
 import jax
 
 from tests.models import page
-from tests.models.formats import FORMATS, NEEDS, missing
+from tests.models.formats import FORMATS, GRADIENTS, NEEDS, missing
 from tests.models.registry import FRAMEWORKS, Model, all_models
 from tests.models.trial import DEAD, RIGHT, Outcome, attempt
 
@@ -112,7 +112,7 @@ def _pairs(models: Sequence[Model], formats: Sequence[str]) -> Any:
             print(f"{form} is left out: {lack}", file=sys.stderr)
     for model in models:
         for form in formats:
-            fits = model.framework in have and (form != "gradients" or model.differentiable)
+            fits = model.framework in have and (form not in GRADIENTS or model.differentiable)
             if fits and not lacks[form]:
                 yield form, model
 

@@ -304,21 +304,21 @@ def _onnx_file(subject: Subject, path: Path, exact: bool = False, validate: bool
     return report
 
 
-def pytorch(subject: Subject, path: Path) -> Served:
-    """Served by torch alone: `torch.export.load`, in a process that can't import jax or us.
-
-    Gradients are compared by the exporter itself.
-    """
+def pytorch(subject: Subject, path: Path, function: str = "run") -> Served:
+    """Served by torch alone: `torch.export.load`, in a process that can't import jax or us."""
     path = path.with_suffix(".pt2")
     report = pax.export.to_torch(subject.given, path, subject.inputs, **subject.options)
     subject.written = True
     names = [each.name for each in report.signatures[DEFAULT].inputs]
-    alone = replace(TORCH, run="tests.models.run_torch:run")
+    sources = [each.name for each in report.variables if each.trainable] + names
+    alone = replace(TORCH, run=f"tests.models.run_torch:{function}")
 
     def serve(calls: Sequence[Sequence[np.ndarray]]) -> Iterable[Outputs]:
         cases = [{"signature": DEFAULT, "inputs": dict(zip(names, x))} for x in calls]
         for found in in_process(alone, path, cases, "all", _SECONDS):
-            yield list(found["results"].values())
+            results = found["results"]
+            order = results if function == "run" else [each for each in sources if each in results]
+            yield [results[name] for name in order]
 
     return Served({"torch": serve}, report)
 
@@ -423,6 +423,7 @@ FORMATS: dict[str, Callable[[Subject, Path], Served]] = {
     "onnx": onnx,
     **{name: partial(_elsewhere, name) for name in runtimes.NAMES},
     "torch": pytorch,
+    "torch_gradients": partial(pytorch, function="slopes"),
     "jax2tf": jax2tf,
     "jax2onnx": jax2onnx,
 }
@@ -435,9 +436,12 @@ NEEDS = {
     "onnx": ("onnx", "onnxruntime"),
     **dict.fromkeys(runtimes.NAMES, ("onnx",)),
     "torch": ("torch",),
+    "torch_gradients": ("torch",),
     "jax2tf": ("tensorflow",),
     "jax2onnx": ("jax2onnx", "onnxruntime"),
 }
+#: Those that compute slopes, of models that have them.
+GRADIENTS = ("gradients", "torch_gradients")
 #: Those that read the ONNX file in a process of their own; each may refuse a model, by name.
 ELSEWHERE = runtimes.NAMES
 #: Those of other projects, to compare with.

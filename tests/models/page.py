@@ -19,7 +19,7 @@ RESULTS = Path(__file__).with_name("results.json")
 PAGE = ROOT / "docs" / "models.md"
 
 Results = dict[str, Any]
-_OURS = ("saved_model", "gradients", "bundle", "tflite", "onnx", "torch")
+_OURS = ("saved_model", "gradients", "bundle", "tflite", "onnx", "torch", "torch_gradients")
 #: The columns of the matrix: formats, by the runtimes that serve them.
 RUNTIMES = {
     "onnx": "onnxruntime",
@@ -39,6 +39,7 @@ _TITLES = {
     "tflite": "TFLite",
     "onnx": "ONNX",
     "torch": "PyTorch",
+    "torch_gradients": "its gradients, in PyTorch",
     "openvino": "the same in OpenVINO",
     "iree": "the same in IREE",
     "web": "the same in onnxruntime-web, in Node.js",

@@ -24,6 +24,33 @@ def run(file: str, cases: Iterable[Mapping[str, Any]]) -> list[dict[str, np.ndar
         ]
 
 
+def slopes(file: str, cases: Iterable[Mapping[str, Any]]) -> list[dict[str, np.ndarray]]:
+    """Slopes of the weighed outputs of each case, by the names of parameters and float inputs."""
+    module = torch.export.load(file).module()
+    weights = {name: each for name, each in module.named_parameters() if each.requires_grad}
+    return [_slopes(module, weights, case["inputs"]) for case in cases]
+
+
+def _slopes(
+    module: Any, weights: Mapping[str, torch.Tensor], inputs: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    tensors = {name: _tensor(array) for name, array in inputs.items()}
+    floats = {n: x.requires_grad_() for n, x in tensors.items() if x.is_floating_point()}
+    loss = torch.zeros(())
+    for leaf in pytree.tree_leaves(module(*tensors.values())):
+        if leaf.is_floating_point() and leaf.requires_grad:
+            weight = np.cos(np.arange(leaf.numel())).astype(np.float32).reshape(leaf.shape)
+            loss = loss + (leaf.float() * torch.from_numpy(weight)).sum()
+    sources = {**weights, **floats}
+    found: Any = [None] * len(sources)
+    if loss.requires_grad:
+        found = torch.autograd.grad(loss, list(sources.values()), allow_unused=True)
+    return {
+        name: _array(torch.zeros_like(x) if slope is None else slope)
+        for (name, x), slope in zip(sources.items(), found)
+    }
+
+
 def _tensor(array: np.ndarray) -> torch.Tensor:
     if array.dtype.isbuiltin == 1:
         return torch.from_numpy(array.copy())

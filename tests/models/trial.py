@@ -16,7 +16,7 @@ import numpy as np
 
 from pax_export.errors import PaxError, UnsupportedOperationError, ValidationError
 from tests.closeness import assert_close
-from tests.models.formats import ELSEWHERE, FORMATS, OTHERS, Served, Subject
+from tests.models.formats import ELSEWHERE, FORMATS, GRADIENTS, OTHERS, Served, Subject
 from tests.models.registry import Model
 
 RIGHT, STATIC, REFUSED = "right", "static", "refused"
@@ -113,7 +113,7 @@ def _tried(subject: Subject, form: str) -> Outcome:
 def _kept(subject: Subject, form: str) -> list[Call]:
     if subject.kept is None:
         return _expected(subject, form)
-    kind = "slopes" if form == "gradients" else "outputs"
+    kind = "slopes" if form in GRADIENTS else "outputs"
     file = subject.kept / f"{subject.model.name}.{kind}.{subject.static}"
     if not file.exists():
         new = file.with_suffix(f".{os.getpid()}")  # another process may read it at any time
@@ -125,7 +125,7 @@ def _kept(subject: Subject, form: str) -> list[Call]:
 def _expected(subject: Subject, form: str) -> list[Call]:
     """The calls, each with what jax gives."""
     calls = subject.calls()
-    if form == "gradients":
+    if form in GRADIENTS:
         return [(kind, x, subject.slopes(x)) for kind, x in calls if kind.startswith("call")]
     found = [(kind, x, subject.expected(x)) for kind, x in calls if kind != "empty"]
     for kind, inputs in calls:
