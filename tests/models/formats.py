@@ -304,23 +304,34 @@ def _onnx_file(subject: Subject, path: Path, exact: bool = False, validate: bool
     return report
 
 
-def pytorch(subject: Subject, path: Path, function: str = "run") -> Served:
+def pytorch(subject: Subject, path: Path) -> Served:
     """Served by torch alone: `torch.export.load`, in a process that can't import jax or us."""
-    path = path.with_suffix(".pt2")
-    report = pax.export.to_torch(subject.given, path, subject.inputs, **subject.options)
-    subject.written = True
+    path, report = _torch_file(subject, path)
     names = [each.name for each in report.signatures[DEFAULT].inputs]
-    sources = [each.name for each in report.variables if each.trainable] + names
-    alone = replace(TORCH, run=f"tests.models.run_torch:{function}")
+    alone = replace(TORCH, run="tests.models.run_torch:run")
 
     def serve(calls: Sequence[Sequence[np.ndarray]]) -> Iterable[Outputs]:
         cases = [{"signature": DEFAULT, "inputs": dict(zip(names, x))} for x in calls]
         for found in in_process(alone, path, cases, "all", _SECONDS):
-            results = found["results"]
-            order = results if function == "run" else [each for each in sources if each in results]
-            yield [results[name] for name in order]
+            yield list(found["results"].values())
 
     return Served({"torch": serve}, report)
+
+
+def torch_gradients(subject: Subject, path: Path) -> Served:
+    """Slopes by `torch.autograd` with respect to parameters and inputs."""
+    from tests.models.run_torch import program_slopes
+
+    path, report = _torch_file(subject, path)
+    slopes = program_slopes(str(path), [v.name for v in report.variables if v.trainable])
+    return Served({"torch.autograd": _each(slopes)}, report)
+
+
+def _torch_file(subject: Subject, path: Path) -> tuple[Path, Report]:
+    path = path.with_suffix(".pt2")
+    report = pax.export.to_torch(subject.given, path, subject.inputs, **subject.options)
+    subject.written = True
+    return path, report
 
 
 def jax2tf(subject: Subject, path: Path) -> Served:
@@ -423,7 +434,7 @@ FORMATS: dict[str, Callable[[Subject, Path], Served]] = {
     "onnx": onnx,
     **{name: partial(_elsewhere, name) for name in runtimes.NAMES},
     "torch": pytorch,
-    "torch_gradients": partial(pytorch, function="slopes"),
+    "torch_gradients": torch_gradients,
     "jax2tf": jax2tf,
     "jax2onnx": jax2onnx,
 }

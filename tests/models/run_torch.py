@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,31 +24,30 @@ def run(file: str, cases: Iterable[Mapping[str, Any]]) -> list[dict[str, np.ndar
         ]
 
 
-def slopes(file: str, cases: Iterable[Mapping[str, Any]]) -> list[dict[str, np.ndarray]]:
-    """Slopes of the weighed outputs of each case, by the names of parameters and float inputs."""
+def program_slopes(
+    file: str, names: Sequence[str]
+) -> Callable[[Sequence[np.ndarray]], list[np.ndarray]]:
+    """A function of a call to slopes of its weighed outputs: of named parameters, then inputs."""
     module = torch.export.load(file).module()
-    weights = {name: each for name, each in module.named_parameters() if each.requires_grad}
-    return [_slopes(module, weights, case["inputs"]) for case in cases]
+    weights = [dict(module.named_parameters())[name] for name in names]
 
+    def slopes(inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        tensors = list(map(_tensor, inputs))
+        sources = [*weights, *(x.requires_grad_() for x in tensors if x.is_floating_point())]
+        loss = torch.zeros(())
+        for leaf in pytree.tree_leaves(module(*tensors)):
+            if leaf.requires_grad:
+                weight = np.cos(np.arange(leaf.numel())).astype(np.float32).reshape(leaf.shape)
+                loss = loss + (leaf.float() * torch.from_numpy(weight)).sum()
+        found: Any = [None] * len(sources)
+        if loss.requires_grad:
+            found = torch.autograd.grad(loss, sources, allow_unused=True)
+        return [
+            _array(torch.zeros_like(x) if slope is None else slope)
+            for x, slope in zip(sources, found)
+        ]
 
-def _slopes(
-    module: Any, weights: Mapping[str, torch.Tensor], inputs: Mapping[str, np.ndarray]
-) -> dict[str, np.ndarray]:
-    tensors = {name: _tensor(array) for name, array in inputs.items()}
-    floats = {n: x.requires_grad_() for n, x in tensors.items() if x.is_floating_point()}
-    loss = torch.zeros(())
-    for leaf in pytree.tree_leaves(module(*tensors.values())):
-        if leaf.is_floating_point() and leaf.requires_grad:
-            weight = np.cos(np.arange(leaf.numel())).astype(np.float32).reshape(leaf.shape)
-            loss = loss + (leaf.float() * torch.from_numpy(weight)).sum()
-    sources = {**weights, **floats}
-    found: Any = [None] * len(sources)
-    if loss.requires_grad:
-        found = torch.autograd.grad(loss, list(sources.values()), allow_unused=True)
-    return {
-        name: _array(torch.zeros_like(x) if slope is None else slope)
-        for (name, x), slope in zip(sources.items(), found)
-    }
+    return slopes
 
 
 def _tensor(array: np.ndarray) -> torch.Tensor:
