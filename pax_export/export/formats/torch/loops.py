@@ -23,6 +23,19 @@ def _fresh(arrays: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return [each.clone(memory_format=torch.contiguous_format) for each in arrays]
 
 
+def _as_float(array: torch.Tensor) -> torch.Tensor:
+    """An integer as a float that has it exactly: autograd of torch's `scan` refuses the others."""
+    if array.is_floating_point():
+        return array
+    is_wide = array.dtype == torch.int64
+    return array.view(torch.float64) if is_wide else array.to(torch.float64)
+
+
+def _like(array: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The number that a float of `_as_float` has."""
+    return array.view(dtype) if dtype == torch.int64 else array.to(dtype)
+
+
 class Branch(torch.nn.Module):
     """One of two bodies, the second where the condition holds."""
 
@@ -63,9 +76,10 @@ class While(torch.nn.Module):
 class RowLoop(torch.nn.Module):
     """A body over rows: `count` arrays are the state, `rows` are given row by row."""
 
-    def __init__(self, step: torch.nn.Module, count: int, rows: int, reverse: bool):
+    def __init__(self, step: torch.nn.Module, count: int, rows: int, reverse: bool, trains: bool):
         super().__init__()
         self.step, self.count, self.rows, self.reverse = step, count, rows, reverse
+        self.trains = trains
 
     def forward(self, length: Any, empty: Sequence[torch.Tensor], *operands: Any) -> Any:
         end = self.count + self.rows
@@ -90,17 +104,25 @@ class RowLoop(torch.nn.Module):
         """The loop as an operator of torch, for any number of rows."""
         turned = [each.flip(0) if self.reverse else each.clone() for each in rows]
         some = turned or [torch.zeros((length,), dtype=torch.int64)]  # torch counts by rows
+        kinds = [each.dtype for each in (*state, *empty)]
 
         def step_rows(*given: Any) -> Any:
             now, pieces = given[: self.count], given[self.count : self.count + len(rows)]
             rest = given[self.count + len(some) :]
-            return _fresh(self.step(*now, *pieces, *rest))
+            return packed(self.step(*unpacked(now), *pieces, *rest))
 
-        loop = torch.ops.higher_order.scan
-        found = loop(step_rows, _fresh(state), some, tuple(held))
-        stacked = found[self.count :]
+        def packed(arrays: Any) -> list[torch.Tensor]:
+            return _fresh([_as_float(each) for each in arrays] if self.trains else arrays)
+
+        def unpacked(arrays: Any) -> list[torch.Tensor]:
+            return list(map(_like, arrays, kinds)) if self.trains else arrays
+
+        found = torch.ops.higher_order.scan(step_rows, packed(state), some, tuple(held))
+        last, stacked = found[: self.count], found[self.count :]
+        if self.trains:
+            last, stacked = unpacked(last), list(map(_like, stacked, kinds[self.count :]))
         stacked = [each.flip(0) for each in stacked] if self.reverse else stacked
-        return (*found[: self.count], *stacked)
+        return (*last, *stacked)
 
 
 class OwnGradient(torch.nn.Module):

@@ -45,10 +45,11 @@ _PREFIX = "pax_export."
 
 
 #: Operations of floats that keep jax's derivative, and for which equations.
-#: At 0, jax's of `pow` and `atan2` is NaN. torch takes a matrix for symmetric in `cholesky`, and
-#: gives a tie of `cummax` to one. A solver is differentiated through its equation.
+#: At 0, jax's of `pow` and `atan2` is NaN, and of `cbrt` infinity. torch takes a matrix for
+#: symmetric in `cholesky`, and gives a tie of `cummax` to one. A solver is differentiated through
+#: its equation.
 _DIFFERENT: dict[str, Callable[[Any], bool]] = {
-    **dict.fromkeys(("atan2", "cholesky", "cummax", "cummin"), lambda equation: True),
+    **dict.fromkeys(("atan2", "cbrt", "cholesky", "cummax", "cummin"), lambda equation: True),
     "custom_linear_solve": lambda equation: True,
     "pow": lambda equation: not is_literal(equation.invars[1]) or not equation.invars[1].val,
 }

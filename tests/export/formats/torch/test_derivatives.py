@@ -20,6 +20,10 @@ PLACES = np.array([0, 2, 2, 1, 2, 9], np.int32)
 WINDOW = ((1, 3), (1, 1), "SAME")
 ELEMENTWISE = {
     "abs": lambda x, y: jnp.abs(x),
+    "relu": lambda x, y: jax.nn.relu(x),
+    "relu6": lambda x, y: jax.nn.relu6(x),
+    "celu": lambda x, y: jax.nn.celu(x),
+    "cbrt": lambda x, y: jnp.cbrt(y),
     "minimum": jnp.minimum,
     "maximum": jnp.maximum,
     "clamp": lambda x, y: lax.clamp(jnp.minimum(y, 1), x, jnp.maximum(y, 1)),

@@ -91,8 +91,10 @@ def constant_where(builder: Any, which: Any, node: Any) -> Any:
 def _extreme(function: str) -> Callable:
     def write_call(builder: Any, x: TorchValue, y: TorchValue) -> Any:
         made = builder(function, *builder.spread_tensors(x, y))
-        # Neither operand has a derivative where one is NaN.
-        return constant_where(builder, builder("isnan", made), made) if x.is_float else made
+        if not (x.is_float and builder.trains):
+            return made
+        # As in jax, slopes are times 0 for both operands where one is NaN.
+        return builder("where", builder("isnan", made), builder("mul", made, 0), made)
 
     return write_call
 
@@ -182,9 +184,22 @@ for _names, _function in {
     "lgamma": "lgamma", "log": "log", "log1p": "log1p", "logistic": "sigmoid", "neg": "neg",
     "rsqrt": "rsqrt", "sin": "sin", "sinh": "sinh", "sqrt": "sqrt", "square": "square",
     "tan": "tan", "tanh": "tanh", "is_finite": "isfinite", "stop_gradient": "detach",
-    "relu": "relu", "relu6": "nn.functional.relu6", "silu": "nn.functional.silu",
+    "silu": "nn.functional.silu",
 }.items():  # fmt: skip
     rule(_names)(_direct(_function))
+
+
+def _rectified(function: str, *ends: float) -> Callable:
+    def write_call(builder: Any, x: TorchValue) -> Any:
+        made = builder(function, builder.node_of(x))
+        # At NaN, torch's own slope is 1, jax's is 0, and so is that of `clamp`.
+        return builder("clamp", made, *ends) if builder.trains else made
+
+    return write_call
+
+
+rule("relu")(_rectified("relu", 0))
+rule("relu6")(_rectified("nn.functional.relu6", 0, 6))
 rule("round", when=to_even)(_direct("round"))
 rule("atan2")(lambda builder, x, y: builder("atan2", *builder.spread_tensors(x, y)))
 rule("nextafter")(lambda builder, x, y: builder("nextafter", *builder.spread_tensors(x, y)))

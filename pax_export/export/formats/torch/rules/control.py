@@ -83,7 +83,7 @@ def write_scan(builder: Any, *operands: TorchValue, **told: Any) -> Any:
     builder.results = results
     length = builder.sizes.of(told["length"])
     stacked = [(builder.sizes.shape(e.shape), builder.kind_of(e.dtype)) for e in results[count:]]
-    loop = builder.loops.RowLoop(body, count, len(rows), bool(told["reverse"]))
+    loop = builder.loops.RowLoop(body, count, len(rows), bool(told["reverse"]), builder.trains)
     given = builder.operands_of([*state, *rows, *constants])
     empty = [builder("empty", shape, **kind) for shape, kind in stacked]
     return _items(builder, builder.add_part(loop, "scan", length, tuple(empty), *given))
