@@ -30,7 +30,7 @@ from pax_export import export
 from pax_export.errors import PaxError
 from tests.closeness import assert_close
 
-FORMATS = ("onnx", "tflite", "saved_model", "torch")
+FORMATS = ("onnx", "tflite", "saved_model", "torch", "as_torch")
 #: Two ways of writing differ in the last places, and a case sums up to some hundred numbers.
 TOLERANCES = {"bfloat16": 2e-2, "float16": 2e-3, "float64": 1e-10}
 #: A case that takes longer is reported.
@@ -92,9 +92,15 @@ def _parts(array: Any) -> tuple[Any, ...]:
 
 def export_and_run(format: str, function: Any, args: list[Any], path: Path) -> Any:
     """What a runtime gives for a function, exported for arrays like these."""
-    write = getattr(export, f"to_{format}")
     specs = tuple(export.spec(each.shape, each.dtype) for each in args)
-    write(({}, lambda _, *given: function(*given)), path, specs, validate=False, card=False)
+    model = ({}, lambda _, *given: function(*given))
+    if format == "as_torch":  # in a fifth of the time of a file
+        from pax_export.export.formats.torch.run import from_numpy, to_numpy
+
+        found = export.as_torch(model, specs, validate=False)(*map(from_numpy, args))
+        return jax.tree.map(to_numpy, found)
+    write = getattr(export, f"to_{format}")
+    write(model, path, specs, validate=False, card=False)
     return export.load(path)(*args)
 
 

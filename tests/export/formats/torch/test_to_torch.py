@@ -334,10 +334,29 @@ def test_a_damaged_file_is_refused(tmp_path):
 
 
 @with_torch
-def test_a_size_that_torch_fixes_is_named(tmp_path):
+def test_a_callback_is_refused(tmp_path):
     with pytest.raises(errors.PaxError) as caught:
         to_torch(({}, lambda _, x: jax.pure_callback(np.sin, x, x)), tmp_path / "a", spec("n, 3"))
     assert "calls back into Python" in caught.value.what
+
+
+@with_torch
+def test_sizes_on_which_a_model_depends(tmp_path):
+    def model(_, x):
+        return x.sum(0) if x.shape[0] > 4 else x[0]
+
+    with pytest.raises(errors.SymbolicDimensionError) as caught:
+        to_torch(({}, model), tmp_path / "net.pt2", spec("n, 3"))
+    assert "n >= 5" in caught.value.write and "test_to_torch.py" in caught.value.where
+    to_torch(({}, model), tmp_path / "net.pt2", spec("n, 3"), constraints=["n >= 5"])
+
+
+@with_torch
+def test_a_strided_convolution_takes_images_of_any_size(tmp_path):
+    """Of one channel, torch asserts that there is more than one pixel."""
+    net = pax.Conv2D(1, 1, 3, stride=2, padding="SAME")
+    report = to_torch(net, tmp_path / "net.pt2", spec("batch, height, width, 1"))
+    assert report.validated == "here"
 
 
 @with_torch
