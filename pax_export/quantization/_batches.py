@@ -95,16 +95,10 @@ def compare_runtime(
         batches: the arguments of each call.
 
     Raises:
-        InvalidArgumentError: batches that are empty, or that the net cannot be called with.
+        InvalidArgumentError: batches that are empty, or that the net cannot be called with; outputs
+            of different shapes.
     """
     calls = checked(batches)
-    if not callable(before) or not callable(after):
-        raise InvalidArgumentTypeError(
-            "The runtime is compared by calls of loaded exports.",
-            where="compare_runtime: before and after",
-            got=f"{before!r:.80} and {after!r:.80}",
-            write="pax.export.load(path) for each",
-        )
     found = compared(call_of(net), after, calls)
     return replace(found, seconds=(_seconds(before, calls[0]), found.seconds[1]))
 
@@ -113,13 +107,6 @@ def call_of(net: Net) -> partial[Any]:
     """Returns a compiled call of a net, with its arrays as first argument."""
     if isinstance(net, Module):
         return partial(jax.jit(lambda net, *batch: net(*batch)), net.eval())
-    if not isinstance(net, tuple) or len(net) != 2 or not callable(net[1]):
-        raise InvalidArgumentTypeError(
-            "A quantized net is a module, or parameters and a function.",
-            where="compare_runtime: net",
-            got=f"{type(net).__name__}: {net!r:.80}",
-            write="the net that quantize returned",
-        )
     params, function = net
     return partial(jax.jit(function), params)
 

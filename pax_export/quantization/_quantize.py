@@ -6,7 +6,6 @@ import dataclasses
 import numbers
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -135,7 +134,7 @@ def quantize(
     Raises:
         InvalidArgumentError: unsupported bits or groups; batches that are empty, all zero, not
             finite, or not valid inputs; nothing to quantize.
-        InvalidArgumentTypeError: not a net; a metric that returns no number.
+        InvalidArgumentTypeError: not a net.
         QuantizationError: (a ValueError) it is already quantized, or the budget cannot be met.
 
     Example:
@@ -344,17 +343,7 @@ def _loss(
 
 def _measured(metric: Callable[[Any], Any], net: Net) -> float:
     """What the metric of a user says of a net, a number."""
-    value: Any = metric
-    if callable(metric):
-        value = metric(net)
-        with suppress(TypeError, ValueError):
-            return float(value)
-    raise InvalidArgumentTypeError(
-        "The metric must be a function that returns a number.",
-        where="quantize(metric=...)",
-        got=f"{type(value).__name__}: {value!r}"[:120],
-        write="a function from a net to a number that is larger for a better net",
-    )
+    return float(metric(net))
 
 
 def dequantize(net: Module) -> Any:

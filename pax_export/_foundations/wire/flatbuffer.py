@@ -15,63 +15,63 @@ _MOST_OF_A_BYTE = 4
 _MOST_FIELDS = 64
 
 
-def root(places: RandomAccessBytes) -> FlatTable:
+def root(file: RandomAccessBytes) -> FlatTable:
     """The table that a flat buffer begins with."""
-    return FlatTable(places, places.unpack("<I", 0)[0], [_MOST_OF_A_BYTE * places.size])
+    return FlatTable(file, file.unpack("<I", 0)[0], [_MOST_OF_A_BYTE * file.size])
 
 
 class FlatTable:
     """A table: its fields by number; each may be absent."""
 
-    __slots__ = ("_known", "_left", "_offsets", "_size", "place", "places")
+    __slots__ = ("_known", "_left", "_offsets", "_size", "begin", "file")
 
-    def __init__(self, places: RandomAccessBytes, place: int, left: list[int]):
-        self.places, self.place = places, place
+    def __init__(self, file: RandomAccessBytes, begin: int, left: list[int]):
+        self.file, self.begin = file, begin
         self._left = left  # entries of lists that may still be read, over all tables
-        self._offsets = place - places.unpack("<i", place)[0]
-        self._size = places.unpack("<H", self._offsets)[0]
+        self._offsets = begin - file.unpack("<i", begin)[0]
+        self._size = file.unpack("<H", self._offsets)[0]
         self._known: tuple[int, ...] | None = None
 
     def _field(self, number: int) -> int | None:
         known = self._known
         if known is None:  # the offsets of all fields are read on the first access
             count = min(max(0, self._size - 4) // 2, _MOST_FIELDS)
-            self._known = known = self.places.unpack(f"<{count}H", self._offsets + 4)
+            self._known = known = self.file.unpack(f"<{count}H", self._offsets + 4)
         offset = known[number] if number < len(known) else 0
-        return self.place + offset if offset else None
+        return self.begin + offset if offset else None
 
     def number(self, number: int, kind: str, default: int = 0) -> int:
         """Returns a number stored in the table itself."""
-        place = self._field(number)
-        return default if place is None else self.places.unpack(kind, place)[0]
+        at = self._field(number)
+        return default if at is None else self.file.unpack(kind, at)[0]
 
     def span(self, number: int, itemsize: int) -> tuple[int, int]:
         """Returns the offset and length of a vector; all of it is in the file."""
-        place = self._field(number)
-        if place is None:
+        at = self._field(number)
+        if at is None:
             return 0, 0
-        begin = place + self.places.unpack("<I", place)[0]
-        count = self.places.unpack("<I", begin)[0]
-        self.places.require(begin + 4, count * itemsize)
+        begin = at + self.file.unpack("<I", at)[0]
+        count = self.file.unpack("<I", begin)[0]
+        self.file.require(begin + 4, count * itemsize)
         return begin + 4, count
 
     def numbers(self, number: int, dtype: str) -> np.ndarray:
         """A list of numbers."""
         begin, count = self.span(number, np.dtype(dtype).itemsize)
         self._take(count)
-        return self.places.array(dtype, (count,), begin)
+        return self.file.array(dtype, (count,), begin)
 
     def text(self, number: int, most: int) -> str:
         """Returns a string, or its first bytes."""
         begin, size = self.span(number, 1)
-        return self.places.read(begin, min(size, most)).decode("utf-8", "replace")
+        return self.file.read(begin, min(size, most)).decode("utf-8", "replace")
 
     def table(self, number: int) -> FlatTable | None:
         """Another table."""
-        place = self._field(number)
-        if place is None:
+        at = self._field(number)
+        if at is None:
             return None
-        return FlatTable(self.places, place + self.places.unpack("<I", place)[0], self._left)
+        return FlatTable(self.file, at + self.file.unpack("<I", at)[0], self._left)
 
     def tables(self, number: int) -> list[FlatTable]:
         """A list of tables."""
@@ -79,9 +79,9 @@ class FlatTable:
         if count > _MOST:
             raise ValueError(f"a list of {count} tables")
         self._take(count)
-        offsets = self.places.unpack(f"<{count}I", begin) if count else ()
-        places, left = self.places, self._left
-        return [FlatTable(places, begin + 4 * at + each, left) for at, each in enumerate(offsets)]
+        offsets = self.file.unpack(f"<{count}I", begin) if count else ()
+        file, left = self.file, self._left
+        return [FlatTable(file, begin + 4 * at + each, left) for at, each in enumerate(offsets)]
 
     def _take(self, count: int) -> None:
         self._left[0] -= count

@@ -28,8 +28,8 @@ def table_entries(file: RandomAccessBytes) -> Iterator[tuple[bytes, bytes]]:
     _, _, behind = _read_handle(footer, 0)  # the handle of the meta index, which has no names
     offset, size, _ = _read_handle(footer, behind)
     left, unread = _MOST_OF_KEYS, file.size
-    for _, place in _read_block(file, offset, size):
-        offset, size, _ = _read_handle(place, 0)
+    for _, handle in _read_block(file, offset, size):
+        offset, size, _ = _read_handle(handle, 0)
         unread -= size
         if unread < 0:
             raise ValueError("a block of the index that is named again and again")
@@ -88,8 +88,8 @@ def _append_block(file: bytearray, pairs: Sequence[tuple[bytes, bytes]]) -> byte
 
 def _write_block(pairs: Sequence[tuple[bytes, bytes]]) -> bytes:
     block, restarts, before = bytearray(), [], b""
-    for place, (key, value) in enumerate(pairs):
-        if place % _RESTART == 0:
+    for number, (key, value) in enumerate(pairs):
+        if number % _RESTART == 0:
             restarts.append(len(block))
             before = b""
         differ = (at for at, (one, other) in enumerate(zip(before, key)) if one != other)

@@ -29,18 +29,18 @@ class Message:
         [(1, 3), (2, 5)]
     """
 
-    __slots__ = ("_piece", "begin", "places", "size")
+    __slots__ = ("_piece", "begin", "file", "size")
 
     def __init__(
         self,
-        places: RandomAccessBytes,
+        file: RandomAccessBytes,
         begin: int = 0,
         size: int | None = None,
         piece: tuple[int, bytes] = (0, b""),
     ):
-        self.places, self.begin = places, begin
-        self.size = places.size - begin if size is None else size
-        self._piece = piece  # a place, and bytes from there on: they are read already
+        self.file, self.begin = file, begin
+        self.size = file.size - begin if size is None else size
+        self._piece = piece  # an offset, and bytes from there on: they are read already
 
     def fields(self) -> Iterator[tuple[int, int | Message]]:
         """Yields number and value of each field: an integer, or bytes and floats as a message."""
@@ -49,32 +49,32 @@ class Message:
         while at < end:
             behind = first + len(raw)
             if behind - at < _HEAD and behind < end:
-                first, raw = piece = at, self.places.read(at, min(end - at, _PIECE))
-            place = at - first + 1
-            if (tag := raw[place - 1]) > 127:  # most numbers are one byte, and calls are slow
-                tag, place = read_varint(raw, at - first, end - first)
+                first, raw = piece = at, self.file.read(at, min(end - at, _PIECE))
+            index = at - first + 1
+            if (tag := raw[index - 1]) > 127:  # most numbers are one byte, and calls are slow
+                tag, index = read_varint(raw, at - first, end - first)
             number, kind = tag >> 3, tag & 7
             if not number:
                 raise ValueError("not a protocol buffer: a field with the number 0")
             if kind == _VARINT:
-                value, place = read_varint(raw, place, end - first)
-                at = first + place
+                value, index = read_varint(raw, index, end - first)
+                at = first + index
                 yield number, value
                 continue
             if kind == _BYTES:
-                length, place = read_varint(raw, place, end - first)
+                length, index = read_varint(raw, index, end - first)
             elif kind in _FIXED:
                 length = _FIXED[kind]
             else:
                 raise ValueError(f"not a protocol buffer: a field of the kind {kind}")
-            begin = first + place
+            begin = first + index
             at = begin + length
             if at > end:
                 raise ValueError(
                     f"truncated protocol buffer: a field of {length} bytes, but {end - begin} are "
                     "left"
                 )
-            yield number, Message(self.places, begin, length, piece)
+            yield number, Message(self.file, begin, length, piece)
 
     def content(self) -> bytes:
         """Its bytes."""
@@ -82,7 +82,7 @@ class Message:
         begin = self.begin - first
         if begin + self.size <= len(raw):
             return raw[begin : begin + self.size]
-        return self.places.read(self.begin, self.size)
+        return self.file.read(self.begin, self.size)
 
     def text(self) -> str:
         """Its bytes as a text, which names something."""
@@ -103,10 +103,10 @@ class Message:
         if lengths.max() > LONGEST:
             raise ValueError("a whole number of more than 64 bits")
         values = np.zeros(len(ends), np.uint64)
-        for place in range(int(lengths.max())):
-            there = lengths > place
-            digits = (raw[starts[there] + place] & 127).astype(np.uint64)
-            values[there] |= digits << np.uint64(7 * place)
+        for index in range(int(lengths.max())):
+            there = lengths > index
+            digits = (raw[starts[there] + index] & 127).astype(np.uint64)
+            values[there] |= digits << np.uint64(7 * index)
         return values.view(np.int64)
 
 

@@ -282,8 +282,8 @@ def possible_origins(source: Source, origin: str | None, module: bool) -> list[s
             return _FORMATS[form]
         if any("pax_export" in str(key) for key in source.metadata):
             return ["pax"]
-    if kind in _OF_KIND:
-        return _OF_KIND[kind]
+    if source.origin:
+        return _OF_WORD.get(source.origin, [source.origin])
     found = list(_by_names(source.entries))
     if kind == "orbax":
         found = [one for one in found if one in ("flax", "flax, transposed", "pax")]
@@ -300,10 +300,6 @@ _OF_WORD = {
     "flax": ["flax", "flax, transposed"], "onnx": ["onnx"], "pax": ["pax"], "mlx": ["mlx"],
 }  # fmt: skip
 ORIGINS = tuple(_OF_WORD)
-_OF_KIND = {
-    "torch": _OF_WORD["torch"], "gguf": _OF_WORD["torch"], "keras": ["keras"],
-    "tensorflow": ["keras"], "flax": _OF_WORD["flax"], "onnx": ["onnx"], "tflite": ["tflite"],
-}  # fmt: skip
 _FORMATS = {"pt": _OF_WORD["torch"], "flax": _OF_WORD["flax"], "tf": ["keras"], "mlx": ["mlx"]}
 
 _TORCH, _KERAS, _FLAX = tuple(_OF_WORD["torch"]), ("keras",), tuple(_OF_WORD["flax"])

@@ -246,7 +246,8 @@ class Resolved(Source):
             others = tuple(source.tied.get(each) for each in one.arrays)
             if first and others == computed[first].arrays:
                 tied[name] = first
-        super().__init__(source.kind, source.where, entries, metadata=source.metadata, tied=tied)
+        super().__init__(source.kind, source.where, entries, metadata=source.metadata, tied=tied,
+                         origin=source.origin)  # fmt: skip
 
 
 def _computed_entry(source: Source, name: str, one: Parametrized) -> Entry:

@@ -66,7 +66,7 @@ def read(file: InputFile) -> Source:
         _join_chunks(tree), lambda each: isinstance(each, (_ArrayChunk, _Pieces))
     )
     entries = {name: _make_entry(file, name, leaf) for name, leaf in leaves.items()}
-    return Source("flax", file.where, entries, metadata=others)
+    return Source("flax", file.where, entries, metadata=others, origin="flax")
 
 
 class _MsgpackReader:

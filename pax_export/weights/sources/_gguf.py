@@ -1,6 +1,6 @@
 """GGUF files of llama.cpp: our own header reader; the gguf package dequantizes.
 
-With ``keep_quantised``, quantized blocks are integers, scales and minima: ``array = integers *
+With ``keep_quantized``, quantized blocks are integers, scales and minima: ``array = integers *
 scales + minima``, with scales for 32 neighbors along the last axis, 16 in Q6_K.
 """
 
@@ -62,7 +62,7 @@ def read(file: InputFile) -> Source:
             if twice:
                 raise ValueError(f"the name {min(twice)!r:.200} twice")
             entries |= found
-    return Source("gguf", file.where, entries, metadata=metadata)
+    return Source("gguf", file.where, entries, metadata=metadata, origin="torch")
 
 
 def _read_text(stream: FileStream) -> str:
@@ -119,7 +119,7 @@ def _make_entries(
 
     raw = partial(file.array, np.uint8, raw_shape, begin)
     unpack = partial(_unpack_blocks, library, kind)
-    if file.keep_quantised and kind.name in _CODES:
+    if file.keep_quantized and kind.name in _CODES:
         return _make_integer_entries(
             where, name, shape, kind.name, lambda *how: unpack(raw(), *how)
         )

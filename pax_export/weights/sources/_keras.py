@@ -104,7 +104,7 @@ def _read_hdf5(file: InputFile, begin: int, size: int, metadata: dict[str, Any])
         with refuse_damaged(where, KIND):
             entries[name] = _make_entry(file, begin, where, found[path], note)
     tied = find_tied({name: addresses[path] for path, name in names.items()})
-    return Source("keras", file.where, entries, metadata=metadata, tied=tied)
+    return Source("keras", file.where, entries, metadata=metadata, tied=tied, origin="keras")
 
 
 def _walk(root: Any, address_of: Callable[[Any], int]) -> tuple[dict[str, Any], ...]:

@@ -73,7 +73,7 @@ def read(file: InputFile) -> Source:
     metadata |= {"producer_name": fields.text(_PRODUCER)} if _PRODUCER in fields else {}
     metadata |= fields.mapping(_METADATA)
     metadata |= {"used_by": found.used_by, "settings": found.settings}
-    return Source("onnx", file.where, found.entries, metadata=metadata)
+    return Source("onnx", file.where, found.entries, metadata=metadata, origin="onnx")
 
 
 class _ModelArrays:
@@ -231,7 +231,7 @@ def _make_entry(where: str, tensor: OnnxTensor, model: InputFile, note: str) -> 
 
 def _find_bytes(tensor: OnnxTensor, model: InputFile) -> tuple[RandomAccessBytes, int, int | None]:
     if tensor.raw is not None and not tensor.external:
-        return tensor.raw.places, tensor.raw.begin, tensor.raw.size
+        return tensor.raw.file, tensor.raw.begin, tensor.raw.size
     file = _external_file(model, tensor.external.get("location", ""))
     length = tensor.external.get("length")
     offset = _parse_digits(tensor.external.get("offset", "0"))

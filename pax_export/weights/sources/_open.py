@@ -54,7 +54,7 @@ _READABLE = f"one of these: {', '.join(_KINDS)}"
 
 
 def open_source(
-    source: object, *, keep_quantised: bool = False, revision: str | None = None
+    source: object, *, keep_quantized: bool = False, revision: str | None = None
 ) -> Source:
     """Opens a file of weights of any framework, or a mapping of arrays.
 
@@ -63,7 +63,7 @@ def open_source(
     Args:
         source: the path of a file or folder; ``"organization/name"``, a model of the Hugging Face
             Hub (extra ``[hub]``); a mapping of names to arrays, possibly nested; or a module.
-        keep_quantised: return low-bit arrays as integers instead of dequantizing them. An array
+        keep_quantized: return low-bit arrays as integers instead of dequantizing them. An array
             ``w`` of a GGUF file is then an entry ``w`` of int8, one ``w.scales`` and perhaps one
             ``w.minima``, each with a number per block of neighbors along the last axis:
             ``w * scales + minima``.
@@ -94,17 +94,17 @@ def open_source(
     with ExitStack() as resources:
         read = _read_folder if os.path.isdir(path) else _read_file
         with refuse_damaged(str(path), "source of weights"):
-            found = read(path, resources, keep_quantised)
+            found = read(path, resources, keep_quantized)
         return found.closing(resources.pop_all())
 
 
-def _read_folder(path: Path, resources: ExitStack, keep_quantised: bool) -> Source:
+def _read_folder(path: Path, resources: ExitStack, keep_quantized: bool) -> Source:
     if shards := _numbered(path):
-        read = partial(_read_file, resources=resources, keep_quantised=keep_quantised)
+        read = partial(_read_file, resources=resources, keep_quantized=keep_quantized)
         return _read_numbered(path, shards, read)
     file = _tensorflow.in_folder(path) or _weights_in_folder(path)
     if file is not None:
-        return _read_file(file, resources, keep_quantised)
+        return _read_file(file, resources, keep_quantized)
     trees = _orbax.find_trees(path)
     if trees:
         return _orbax.read(path, trees)
@@ -116,11 +116,11 @@ def _read_folder(path: Path, resources: ExitStack, keep_quantised: bool) -> Sour
     )
 
 
-def _read_file(path: Path, resources: ExitStack, keep_quantised: bool) -> Source:
+def _read_file(path: Path, resources: ExitStack, keep_quantized: bool) -> Source:
     if _is_index(path):
-        return _read_index(path, lambda shard: _read_file(shard, resources, keep_quantised))
+        return _read_index(path, lambda shard: _read_file(shard, resources, keep_quantized))
     path = _tensorflow.of_prefix(path) or path
-    file = InputFile(path, keep_quantised=keep_quantised, resources=resources)
+    file = InputFile(path, keep_quantized=keep_quantized, resources=resources)
     for reader in READERS:
         if reader.matches(file):
             with refuse_damaged(file.where, reader.KIND):
@@ -204,9 +204,10 @@ def _read_index(path: Path, read_file: Callable[[Path], Source]) -> Source:
 
 def _joined(where: str, shards: dict[str, Source], files: dict[str, str]) -> Source:
     """Returns one source of several; `files` has the file of each array."""
-    kinds = {shard.kind for shard in shards.values()}
+    kinds = {shard.kind: shard.origin for shard in shards.values()}
     if len(kinds) != 1:
         raise ValueError(f"files of the kinds {sorted(kinds)}")
+    ((kind, origin),) = kinds.items()
     entries = {name: shards[file].entries[name] for name, file in files.items()}
     tied = {name: first for each in shards.values() for name, first in each.tied.items()}
     entries |= {name: each.entries[name] for each in shards.values() for name in each.tied}
@@ -214,7 +215,7 @@ def _joined(where: str, shards: dict[str, Source], files: dict[str, str]) -> Sou
     if others:
         raise ValueError(f"arrays that the index does not name: {a_few(others, 8)}")
     metadata = {key: value for each in shards.values() for key, value in each.metadata.items()}
-    return Source(kinds.pop(), where, entries, metadata=metadata, tied=tied)
+    return Source(kind, where, entries, metadata=metadata, tied=tied, origin=origin)
 
 
 def _path_beside(path: Path, name: str) -> Path:

@@ -177,6 +177,8 @@ class Source:
         entries: the arrays by name, in the order of the file.
         metadata: other strings and numbers of the file, by name.
         tied: name -> an earlier name, for arrays that occur twice.
+        origin: the framework whose conventions the format implies, as for ``origin=`` of `adopt`;
+            empty if it implies none.
 
     Example:
         >>> import numpy as np
@@ -194,12 +196,14 @@ class Source:
         *,
         metadata: Mapping[str, Any] | None = None,
         tied: Mapping[str, str] | None = None,
+        origin: str = "",
     ):
         self.kind = kind
         self.where = where
         self.entries = dict(entries)
         self.metadata = dict(metadata or {})
         self.tied = dict(tied or {})
+        self.origin = origin
         self._closing = contextlib.ExitStack()
 
     def closing(self, opened: contextlib.ExitStack) -> Self:
@@ -228,11 +232,11 @@ class InputFile(BinaryFile):
         self,
         path: Path,
         where: str | None = None,
-        keep_quantised: bool = False,
+        keep_quantized: bool = False,
         resources: contextlib.ExitStack | None = None,
     ):
         super().__init__(path, where)
-        self.keep_quantised = keep_quantised
+        self.keep_quantized = keep_quantized
         self._resources = contextlib.ExitStack() if resources is None else resources
         self._resources.callback(self.close)
         self._others: dict[Path, Self] = {}
@@ -240,7 +244,7 @@ class InputFile(BinaryFile):
     def open_other(self, path: Path, where: str | None = None) -> Self:
         """Another file, opened once, which is closed together with this one."""
         if path not in self._others:
-            self._others[path] = type(self)(path, where, self.keep_quantised, self._resources)
+            self._others[path] = type(self)(path, where, self.keep_quantized, self._resources)
         return self._others[path]
 
     @cached_property

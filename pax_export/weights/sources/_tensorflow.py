@@ -91,7 +91,9 @@ def read(file: InputFile) -> Source:
                 entries[name] = _make_entry(where, each, data, _note_of_key(key))
     tied = _tied_names(names, found, saved)
     metadata = {"keys": {name: found[name] for name in entries}}
-    return Source("tensorflow", file.where, entries, metadata=metadata, tied=tied)
+    return Source(
+        "tensorflow", file.where, entries, metadata=metadata, tied=tied, origin="tensorflow"
+    )
 
 
 def _count_shards(header: Message) -> int:

@@ -22,7 +22,7 @@ _STRING = 5
 # Numbers of the fields.
 _SUBGRAPHS, _BUFFERS = 2, 4
 _TENSORS = 0
-_SHAPE, _TYPE, _BUFFER, _NAME, _QUANTISED, _SPARSE = 0, 1, 2, 3, 4, 6
+_SHAPE, _TYPE, _BUFFER, _NAME, _QUANTIZED, _SPARSE = 0, 1, 2, 3, 4, 6
 _SCALES, _ZERO_POINTS, _AXIS = 2, 3, 6
 _DATA, _OFFSET, _SIZE = 0, 1, 2
 _LONGEST_NAME, _MOST_SIZES = 1 << 12, 100
@@ -41,11 +41,11 @@ def read(file: InputFile) -> Source:
             tensor = _TfliteTensor(at, buffers)
             if not tensor.size:
                 continue
-            name = tensor.name if tensor.name not in entries else f"{tensor.name}:{at.place}"
+            name = tensor.name if tensor.name not in entries else f"{tensor.name}:{at.begin}"
             where = f"{name} in {file.where}"
             with refuse_damaged(where, KIND):
                 entries |= _make_entries(where, name, tensor, file)
-    return Source("tflite", file.where, entries)
+    return Source("tflite", file.where, entries, origin="tflite")
 
 
 class _TfliteTensor:
@@ -62,7 +62,7 @@ class _TfliteTensor:
         self.size = 0 if self.dtype == _STRING else self.size
         self.shape = check_shape(table.numbers(_SHAPE, "<i4")[:_MOST_SIZES].tolist())
         self.sparse = table.table(_SPARSE) is not None
-        self.quantised = table.table(_QUANTISED)
+        self.quantized = table.table(_QUANTIZED)
 
 
 def _make_entries(
@@ -81,7 +81,7 @@ def _make_entries(
     stored = Entry.stored(file, where, KIND, shape, dtype, tensor.offset, note)
     if not note:
         return {name: stored}
-    if file.keep_quantised:
+    if file.keep_quantized:
         few = scales.shape
         return {
             name: stored,
@@ -92,20 +92,20 @@ def _make_entries(
     if len(scales) > 1:
         spread[axis] = len(scales)
 
-    def dequantised() -> np.ndarray:
+    def dequantized() -> np.ndarray:
         whole = (stored.read().astype(np.int64) - zeros.reshape(spread)).astype(np.float32)
         return whole * scales.reshape(spread)
 
-    return {name: Entry(where, KIND, shape, np.float32, dequantised, note=note)}
+    return {name: Entry(where, KIND, shape, np.float32, dequantized, note=note)}
 
 
 def _read_scales(tensor: _TfliteTensor) -> tuple[Any, Any, int]:
     """The scales and the zeros of integers, one or for each place of an axis."""
-    if tensor.quantised is None:
+    if tensor.quantized is None:
         return np.empty(0), np.empty(0), 0
-    scales = tensor.quantised.numbers(_SCALES, "<f4")
-    zeros = tensor.quantised.numbers(_ZERO_POINTS, "<i8")
-    axis = tensor.quantised.number(_AXIS, "<i")
+    scales = tensor.quantized.numbers(_SCALES, "<f4")
+    zeros = tensor.quantized.numbers(_ZERO_POINTS, "<i8")
+    axis = tensor.quantized.number(_AXIS, "<i")
     zeros = zeros if len(zeros) else np.zeros(len(scales), np.int64)
     fits = len(scales) < 2 or (0 <= axis < len(tensor.shape) and tensor.shape[axis] == len(scales))
     if len(zeros) != len(scales) or not fits:

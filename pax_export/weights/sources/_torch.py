@@ -74,7 +74,9 @@ def _make_source(
         prefix + name: _make_entry(f"{prefix}{name} in {file.where}", leaf, content)
         for name, leaf in leaves.items()
     }
-    return Source("torch", file.where, entries, metadata=others, tied=_tied_names(leaves))
+    return Source(
+        "torch", file.where, entries, metadata=others, tied=_tied_names(leaves), origin="torch"
+    )
 
 
 def _load_pickle(where: str, archive: ZipArchive, member: str) -> Any:

@@ -68,7 +68,7 @@ def test_arrays_and_metadata(file):
 
 @pytest.mark.parametrize("kind", BLOCKS)
 def test_integers_and_scales_give_what_gguf_gives(file, kind):
-    with open_source(file, keep_quantised=True) as source:
+    with open_source(file, keep_quantized=True) as source:
         parts = {name: entry for name, entry in source.entries.items() if name.startswith(kind)}
         integers, scales = parts[kind].read(), parts[f"{kind}.scales"].read()
         assert integers.dtype == np.int8

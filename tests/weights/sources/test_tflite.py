@@ -40,7 +40,7 @@ def test_integers_with_scales(tmp_path):
         assert entry.note.startswith("int8, scaled")
         assert_close(entry.read(), kernel.numpy().T, atol=0.02)
         whole = entry.read()
-    with open_source(tmp_path / "net.tflite", keep_quantised=True) as source:
+    with open_source(tmp_path / "net.tflite", keep_quantized=True) as source:
         name = next(name for name, each in source.entries.items() if len(each.shape) == 2)
         integers, scales, zeros = (
             source.entries[f"{name}{end}"].read() for end in ("", ".scales", ".zeros")
