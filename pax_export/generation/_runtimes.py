@@ -155,7 +155,7 @@ def export_for_runtime(
     if runtime.reads_texts and validate:
         asked = _as_texts(runtime, job, asked, prompts is not None)
     validate = _is_tested(runtime, validate, path, where)
-    path = directory.place(path)
+    path = directory.absolute(path)
     writing: Any = single_file if runtime.is_file else directory
     ours = _recognize_export(runtime) if overwrite else None
     writing.check(path, ours)

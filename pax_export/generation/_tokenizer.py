@@ -177,7 +177,7 @@ class Tokenizer:
         Raises:
             ExportPathError: (an OSError) the path is a file, or cannot be written.
         """
-        folder = directory.place(folder)
+        folder = directory.absolute(folder)
         stale_temporaries.sweep(folder)
         try:
             with directory.temporary_sibling(folder / "tokenizer.json") as temporary:

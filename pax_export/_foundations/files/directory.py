@@ -24,7 +24,7 @@ _TRIES = 100
 _PATTERN = re.compile(r"[*?\\]|\[[^/]*\]")
 
 
-def place(path: str | os.PathLike[str]) -> Path:
+def absolute(path: str | os.PathLike[str]) -> Path:
     """The absolute path of an export, without ``..`` at its end or links before it."""
     local = require_local(path)
     try:
@@ -77,7 +77,7 @@ def replace_path(
     path: str | os.PathLike[str], ours: overwrite_guard.Recognize | None
 ) -> Iterator[Path]:
     """Yields an empty directory that becomes ``path``, or replaces `ours`, after the block."""
-    path = place(path)
+    path = absolute(path)
     stale_temporaries.sweep(path.parent)
     check(path, ours)
     with temporary_sibling(path) as temporary:
@@ -120,7 +120,7 @@ def _named_by_path(temporary: Path, path: Path) -> Iterator[None]:
 
 def check(path: str | os.PathLike[str], ours: overwrite_guard.Recognize | None) -> None:
     """Refuses, by an ExportPathError, a place that cannot take an export, before any work."""
-    path = place(path)
+    path = absolute(path)
     try:
         is_there = os.path.lexists(path)
         parent = next(parent for parent in (path, *path.parents) if parent.exists())

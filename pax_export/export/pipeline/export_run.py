@@ -194,7 +194,7 @@ class ExportRun(Progress):
         ways = (True, False, "full", "process", *more)
         check_choice("validate", validate, ways)
         check_choice("overwrite", overwrite, (True, False))
-        self.path = _directory.place(path)
+        self.path = _directory.absolute(path)
         if format.plain_path:
             _directory.check_plain(self.path)
         self._ours = ours if overwrite else None

@@ -13,7 +13,7 @@ import pytest
 from pax_export._foundations.files import directory as _directory
 from pax_export._foundations.files import single_file, stale_temporaries
 from pax_export._foundations.files import system as system_calls
-from pax_export._foundations.files.directory import place, replace_path
+from pax_export._foundations.files.directory import absolute, replace_path
 from pax_export.errors import ExportPathError, WeightsFileError
 from tests.refusals import refused
 
@@ -152,7 +152,7 @@ def test_spellings_of_one_place(tmp_path, monkeypatch, given):
     (here / "link").symlink_to(tmp_path / "real")
     monkeypatch.chdir(here)
     write(given, "new")
-    assert place(given) == here / "out"
+    assert absolute(given) == here / "out"
     assert names(here / "out") == ["a", "b"]
 
 
