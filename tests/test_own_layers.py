@@ -12,6 +12,8 @@ import pax_export as pax
 from pax_export.precision import policy_of
 from tests.closeness import assert_close
 from tests.own_layers import rows
+from tests.own_layers import scaled_normal as fan_in
+from tests.refusals import refused
 
 ROWS = pytest.mark.parametrize("name", ["Bilinear", "LowRank", "MaskedConv"])
 
@@ -182,3 +184,31 @@ def test_quantized_weights_have_the_same_integers_in_files(name, bits, tmp_path)
         if end == "onnx" or (name, bits) not in in_float:
             assert f"{len(kernels)} weights in int{bits}, the integers of the model" in str(done)
         assert_close(pax.export.load(path)(x), small(x), atol=1e-4)
+
+
+class Turned(pax.ParameterModule):
+    """A dense layer that keeps its kernel as torch does."""
+
+    arrays = {"weight": pax.Declared("kernel", ("out", "in"), init=fan_in)}
+
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        self.weight = fan_in(self)(pax.next_rng_key(), (outputs, inputs))
+
+    def __call__(self, x):
+        return x @ self.weight.T
+
+
+@pytest.mark.parametrize("sizes", [(5, 3), (4, 4)])
+@pytest.mark.parametrize("origin", ["torch", "keras", "flax", "mlx"])
+def test_a_kernel_with_outputs_first_is_adopted_by_its_declaration(sizes, origin):
+    layer = Turned(*sizes)
+    matrix = np.random.default_rng(0).standard_normal(sizes).astype("float32")  # in x out
+    file = {"weight": matrix.T} if origin in ("torch", "mlx") else {"kernel": matrix}
+    new, _ = pax.weights.adopt(layer, file, origin=origin)
+    assert_close(new.weight, matrix.T)
+
+
+def test_a_role_that_does_not_exist_is_refused():
+    with refused(pax.errors.InvalidArgumentError, where="Declared.role", got="'weight'"):
+        pax.Declared("weight", ("in", "out"))

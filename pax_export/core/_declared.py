@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
+from pax_export._foundations.check import checked_choice
 from pax_export.core._tree import Node
 
 Role = Literal[
@@ -68,6 +69,9 @@ class Declared:
     apply: Callable[..., Any] | None = None
     any_outputs: Callable[[Any], bool] | None = None
     output_axis: Callable[[Any], int] | None = None
+
+    def __post_init__(self) -> None:
+        checked_choice(self.role, get_args(Role), "Declared.role")
 
 
 @dataclass(frozen=True)

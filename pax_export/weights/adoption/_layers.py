@@ -113,7 +113,9 @@ def _kind_of(module: Module) -> str:
     if len(kernels) == 1:
         *kernel, before, last = kernels[0].axes
         if {before, last} == {"in", "out"} and SPATIAL.issuperset(kernel):
-            return ("conv" if last == "out" else "conv_transpose") if kernel else "linear"
+            if kernel:
+                return "conv" if last == "out" else "conv_transpose"
+            return "linear" if last == "out" else "kernel"
     if kernels:
         return "kernel"
     if "table" in roles:

@@ -20,6 +20,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
+import numpy as np
+
 from pax_export.weights.adoption._array_transforms import (
     Piece,
     Shape,
@@ -285,15 +287,20 @@ def _read_free(
 def _read_kernel(
     shape: Shape, piece: Piece, group: Group, origin: str, layer: Layer
 ) -> Iterable[Piece]:
-    """Reads a kernel of a user's class: torch has outputs first, and spatial axes last."""
+    """Reads a kernel of a user's class, whose axes a framework may have in another order."""
     axes, outputs = layer.options
-    theirs = sorted(axes, key=lambda axis: (axis not in outputs, axis in SPATIAL))
-    order, now = tuple(map(theirs.index, axes)), piece.after
-    turned = origin in ("torch", "torch, Conv1D", "onnx") and theirs != list(axes)
-    if turned and len(now) == len(order) and tuple(now[axis] for axis in order) == shape:
-        yield piece.then(("transpose", order), says="transposed")
-        if group.sure:
-            return
+    letters = ["O" if axis in outputs else "*" if axis in SPATIAL else "I" for axis in axes]
+    now, layouts = piece.after, []
+    if origin in _KERNELS and len(now) == len(axes):
+        layouts = _layouts_of(origin, group, len(axes))
+    for layout in layouts:
+        order = sorted(range(len(axes)), key=lambda axis: layout.index(letters[axis]))
+        back = tuple(np.argsort(order).tolist())
+        turned = order != sorted(order)
+        if turned and tuple(now[axis] for axis in back) == shape:
+            yield piece.then(("transpose", back), says="transposed")
+            if group.sure and len(layouts) == 1:
+                return
     yield from _squeeze_piece(shape, piece)
 
 

@@ -56,7 +56,7 @@ def impossible_error(
                       for leaf in gone]  # fmt: skip
         else:
             near = near_names(layer.path, [group.path for group in rest])
-            why = _explain_layer(layer, best) or "".join(f"; near: {path}" for path in near)
+            why = _explain_layer(layer, best) or "".join(f"; near: {path}" for path in near if path)
             lines.append(f"  - no array for {_layer_text(layer)}{why}")
     for group in rest:
         lines.append(f"  - no place for {_group_text(group)}{_explain_group(group)}")
