@@ -11,9 +11,9 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
-from pax_export._foundations.types import Equation, Jaxpr, TracedProgram
+from pax_export._foundations.types import Equation, Jaxpr, Literal, TracedProgram
 
 #: The hook of `interpret`: returns the results of an equation.
 Operate = Callable[[Any, list[Any]], Sequence[Any] | None]
@@ -38,9 +38,15 @@ _WITH_DERIVATIVE = {
 _WRAPPERS = {**_CALLS, **_WITH_DERIVATIVE}
 
 
-def is_literal(atom: object) -> bool:
+def is_literal(atom: object) -> TypeGuard[Literal]:
     """Returns whether an operand is a literal, not a variable."""
     return hasattr(atom, "val")
+
+
+def jaxpr_of(program: TracedProgram) -> Jaxpr:
+    """The jaxpr of a traced program, which is one class with it since jax 0.12."""
+    opened: Any = getattr(program, "jaxpr", program)
+    return opened
 
 
 def is_program(value: object) -> bool:
@@ -73,7 +79,7 @@ def wrapped_program(equation: Any) -> Any:
     inner = equation.params.get("callee")  # which also has a transpose
     programs = [inner] if is_program(inner) else list(inner_programs(equation))
     if len(programs) == 1:
-        jaxpr = getattr(programs[0], "jaxpr", programs[0])
+        jaxpr = jaxpr_of(programs[0])
         if _shapes_of(jaxpr.invars) == _shapes_of(equation.invars) and (
             _shapes_of(jaxpr.outvars) == _shapes_of(equation.outvars)
         ):
@@ -98,7 +104,7 @@ def has_own_derivative(equation: Equation) -> bool:
 
 def walk_equations(program: TracedProgram, callers: tuple = ()) -> Iterator[tuple[Any, tuple]]:
     """Each equation of a program, before those nested in it, with the equations around it."""
-    for equation in getattr(program, "jaxpr", program).eqns:
+    for equation in jaxpr_of(program).eqns:
         yield equation, callers
         for inner in inner_programs(equation):
             yield from walk_equations(inner, (*callers, equation))
@@ -110,7 +116,7 @@ def _walk_programs(program: TracedProgram, seen: set[int] | None = None) -> Iter
     if id(program) not in seen:
         seen.add(id(program))
         yield program
-        for equation in getattr(program, "jaxpr", program).eqns:
+        for equation in jaxpr_of(program).eqns:
             for inner in inner_programs(equation):
                 yield from _walk_programs(inner, seen)
 
@@ -118,7 +124,7 @@ def _walk_programs(program: TracedProgram, seen: set[int] | None = None) -> Iter
 def _equations_once(program: TracedProgram) -> Iterator[Any]:
     """Every operation of a traced program, in no order that means something."""
     for each in _walk_programs(program):
-        yield from getattr(each, "jaxpr", each).eqns
+        yield from jaxpr_of(each).eqns
 
 
 def jaxpr_constants(program: TracedProgram) -> Iterator[Any]:
@@ -212,7 +218,7 @@ def interpret(
     stack = [] if callers is None else callers
 
     def run(program: TracedProgram, arguments: Iterable[Any]) -> list[Any]:
-        jaxpr = getattr(program, "jaxpr", program)
+        jaxpr = jaxpr_of(program)
         inner = map(constant, getattr(program, "consts", ()))
         values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*inner, *arguments)))
 

@@ -28,6 +28,7 @@ from pax_export._foundations.jaxpr import (
     called_program,
     interpret,
     is_literal,
+    jaxpr_of,
     line_now,
     line_of,
 )
@@ -349,9 +350,7 @@ def _first_producer(program: TracedProgram, arguments: Sequence[Any], around: st
         made.update(dict.fromkeys(equation.outvars, _Producer(equation, path, operands, results)))
         return results
 
-    outputs = zip(
-        getattr(program, "jaxpr", program).outvars, interpret(program, arguments, operate)
-    )
+    outputs = zip(jaxpr_of(program).outvars, interpret(program, arguments, operate))
     atom, value = next((atom, value) for atom, value in outputs if is_bad(value))
     found = None if is_literal(atom) else made.get(atom)
     if found is None:

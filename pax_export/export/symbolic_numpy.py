@@ -27,7 +27,7 @@ from jax import numpy as jnp
 from jax.extend.core import jaxpr_as_fun
 from jax.tree_util import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from pax_export._foundations.types import Array, ArrayLike, DTypeLike, PyTree
+from pax_export._foundations.types import Array, ArrayLike, DTypeLike, PyTree, Size
 from pax_export.export.portable.any_size import differentiable
 
 
@@ -64,7 +64,7 @@ def _is_symbolic(*given: PyTree) -> bool:
 
 
 def _linspace(
-    start: ArrayLike, stop: ArrayLike, num: Any = 50, endpoint: bool = True, retstep: bool = False,
+    start: ArrayLike, stop: ArrayLike, num: Size = 50, endpoint: bool = True, retstep: bool = False,
     dtype: DTypeLike | None = None, axis: int = 0,
 ) -> Any:  # fmt: skip
     wanted = dtype or jnp.result_type(float, start, stop)
@@ -84,14 +84,19 @@ def _linspace(
 
 
 def _logspace(
-    start: ArrayLike, stop: ArrayLike, num: Any = 50, endpoint: bool = True, base: ArrayLike = 10.0,
-    dtype: DTypeLike | None = None, axis: int = 0,
+    start: ArrayLike, stop: ArrayLike, num: Size = 50, endpoint: bool = True,
+    base: ArrayLike = 10.0, dtype: DTypeLike | None = None, axis: int = 0,
 ) -> Any:  # fmt: skip
     row = jnp.power(base, _linspace(start, stop, num, endpoint, axis=axis))
     return row if dtype is None else row.astype(dtype)
 
 
-def _arange(start: Any, stop: Any = None, step: Any = 1, dtype: DTypeLike | None = None) -> Any:
+def _arange(
+    start: Size | float,
+    stop: Size | float | None = None,
+    step: Size | float = 1,
+    dtype: DTypeLike | None = None,
+) -> Any:
     """Handles whole numbers that are fractions of symbols."""
     given = [start, step] if stop is None else [start, stop, step]
     if any(isinstance(each, float) and not each.is_integer() for each in given):
@@ -112,7 +117,7 @@ def _indices(
     return tuple(grids) if sparse else jnp.stack(grids)
 
 
-def _diag_indices(n: Any, ndim: int = 2) -> Any:
+def _diag_indices(n: Size, ndim: int = 2) -> Any:
     return (jnp.arange(n),) * ndim
 
 
@@ -122,7 +127,7 @@ def _diag_indices(n: Any, ndim: int = 2) -> Any:
 def _make_window(shape: Callable[..., Any]) -> Callable:
     """A window by its values at shares from 0 to 1; that of size 1 is one."""
 
-    def window(M: Any, *more: Any, **named: Any) -> Any:
+    def window(M: Size, *more: Any, **named: Any) -> Any:
         places = jnp.arange(M).astype(float)
         share = places / jnp.maximum(jnp.asarray(M - 1, places.dtype), 1)
         return jnp.where(jnp.asarray(M) > 1, shape(share, *more, **named), 1.0)
@@ -162,7 +167,7 @@ def _searchsorted(
     size = jnp.asarray(a.shape[0], jnp.int32)
     held = jnp.concatenate([a, jnp.zeros(1, kind)])  # never empty
 
-    def halve(_: Any, ends: Any) -> Any:
+    def halve(_: Any, ends: tuple[Array, Array]) -> Any:
         low, high = ends
         middle = low + (high - low) // 2
         there = held[middle]
@@ -204,7 +209,9 @@ def _is_less(one: Array, other: Array) -> Any:
 # --- edges, sums over neighbors, differences ---------------------------------
 
 
-def _pad(array: ArrayLike, pad_width: Any, mode: Any = "constant", **options: Any) -> Any:
+def _pad(
+    array: ArrayLike, pad_width: Any, mode: str | Callable = "constant", **options: Any
+) -> Any:
     """Modes that repeat elements, by their indices."""
     find = _REPEATED.get(mode)
     if find is None or options.get("reflect_type", "even") != "even":
@@ -246,7 +253,12 @@ _REPEATED: dict[Any, Callable] = {
 
 
 def _scan(
-    f: Callable, init: PyTree, xs: PyTree = None, length: Any = None, *more: Any, **options: Any
+    f: Callable,
+    init: PyTree,
+    xs: PyTree = None,
+    length: Size | None = None,
+    *more: Any,
+    **options: Any,
 ) -> Any:
     """A scan of symbolic `length`, which is that of its inputs, or of numbers without inputs."""
     leaves = tree_leaves(xs)
@@ -326,7 +338,7 @@ def _associative_scan(fn: Callable, elems: Any, reverse: bool = False, axis: int
     """Combines the elements one by one; `fn` gets elements with an axis of size 1."""
     elems = tree_map(jnp.asarray, elems)
 
-    def step(before: Any, row: Any) -> tuple[Any, Any]:
+    def step(before: Any, row: tuple[Array, Any]) -> tuple[Any, Any]:
         number, element = row
         element = tree_map(lambda one: jnp.expand_dims(one, axis), element)
         after = lax.cond(number > 0, lambda: fn(before, element), lambda: element)
@@ -340,7 +352,7 @@ def _associative_scan(fn: Callable, elems: Any, reverse: bool = False, axis: int
     return tree_map(lambda each: jnp.moveaxis(each, 0, axis), found)
 
 
-def _irfft(a: ArrayLike, n: Any = None, axis: int = -1, norm: str | None = None) -> Any:
+def _irfft(a: ArrayLike, n: Size = None, axis: int = -1, norm: str | None = None) -> Any:
     if norm is not None:
         return NotImplemented
     a = jnp.moveaxis(jnp.asarray(a), axis, -1)

@@ -19,6 +19,7 @@ from pax_export._foundations.jaxpr import (
     interpret,
     is_literal,
     jaxpr_constants,
+    jaxpr_of,
     needed_equations,
 )
 from pax_export._foundations.types import ClosedJaxpr, Equation, Jaxpr, TracedProgram
@@ -42,7 +43,7 @@ def call_with_constants(
         count: evaluate only operations that the first `count` results need.
         keep_derivatives: keep functions with their own derivatives, and constants in them.
     """
-    jaxpr: Any = getattr(program, "jaxpr", program)
+    jaxpr: Any = jaxpr_of(program)
     constants = [replaced.get(id(value), value) for value in getattr(program, "consts", ())]
     if count is not None:
         jaxpr, _ = _prune_program(program, count, instantiate=True)
@@ -76,7 +77,7 @@ def call_part(
     jaxpr: Jaxpr, equations: Sequence[Any], inputs: Sequence[Any], outputs: Sequence[Any]
 ) -> Callable[..., list[Any]]:
     """Returns some equations of a program as a function, from these variables to those."""
-    part = jaxpr.replace(
+    part: Any = jaxpr.replace(
         constvars=[],
         invars=list(inputs),
         outvars=list(outputs),
@@ -197,7 +198,7 @@ def _prune_program(program: Any, count: int, instantiate: bool) -> tuple[Any, li
     # Since jax 0.12 a program and its jaxpr are one class.
     whole = program if hasattr(program, "with_consts") else program.jaxpr
     reduced, _, read = reduce(whole, used, instantiate)
-    return getattr(reduced, "jaxpr", reduced), read
+    return jaxpr_of(reduced), read
 
 
 def _sweep_program(jaxpr: Jaxpr, count: int) -> tuple[Any, list[bool]]:
@@ -225,7 +226,7 @@ def read_arguments(program: ClosedJaxpr, count: int) -> frozenset[int]:
 _CONSTRAINT = re.compile(r".+(==|>=|<=).+")
 
 
-def without_references(program: ClosedJaxpr) -> Any:
+def without_references(program: TracedProgram) -> Any:
     """Returns a program whose references are values that its operations return.
 
     What has references inside only keeps its operands and results.

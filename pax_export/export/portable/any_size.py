@@ -16,7 +16,7 @@ from jax.extend.core import jaxpr_as_fun
 from jax.lax import linalg
 
 from pax_export._foundations.jax import find_sparse, scan_operands
-from pax_export._foundations.types import Array, Equation, TracedProgram
+from pax_export._foundations.types import Array, Equation, Size, TracedProgram
 from pax_export.export.portable.decompositions.linear_algebra import (
     cholesky_update,
     ormqr,
@@ -56,7 +56,7 @@ def _replacement(functions: Functions, equation: Equation) -> Any:
     return None if function is None else traced(function, equation.invars)
 
 
-def _is_symbolic(*sizes: Any) -> bool:
+def _is_symbolic(*sizes: Size) -> bool:
     return not is_static(sizes)
 
 
@@ -102,18 +102,18 @@ def _scan(equation: Equation) -> Callable[..., Any] | None:
     return scan
 
 
-def _zeros(*shape: Any) -> Callable[[Any], Any]:
+def _zeros(*shape: Size) -> Callable[[Any], Any]:
     return lambda dtype: lax.empty(shape, dtype) if is_key(dtype) else lax.full(shape, 0, dtype)
 
 
-def _is_one_at_least(length: Any) -> bool:
+def _is_one_at_least(length: Size) -> bool:
     try:
         return bool(length >= 1)
     except Exception:  # of a class without a public name; then it may be 0
         return False
 
 
-def _accumulation(equation: Any) -> Callable[..., Any] | None:
+def _accumulation(equation: Equation) -> Callable[..., Any] | None:
     """Accumulates one more element, if there may be none; jax checks whether there are any."""
     axis, reverse = equation.params["axis"], equation.params["reverse"]
     shape = equation.invars[0].aval.shape
@@ -147,7 +147,7 @@ def _groups(equation: Equation) -> Callable[..., Any] | None:
     name = "feature_group_count" if count is features else "batch_group_count"
     alone = {**params, name: 1}
 
-    def convolve(lhs: Any, rhs: Any) -> Any:
+    def convolve(lhs: Array, rhs: Array) -> Any:
         pairs = _split_groups(lhs, axis, count), _split_groups(rhs, rhs_spec[0], count)
         found = lax.map(lambda pair: equation.primitive.bind(*pair, **alone), pairs)
         found, at = jnp.moveaxis(found, 0, out_spec[1]), out_spec[1]
@@ -157,13 +157,13 @@ def _groups(equation: Equation) -> Callable[..., Any] | None:
     return convolve
 
 
-def _split_groups(x: Array, axis: int, count: Any) -> Any:
+def _split_groups(x: Array, axis: int, count: Size) -> Any:
     """The groups of an axis, as the first axis."""
     shape = (*x.shape[:axis], count, x.shape[axis] // count, *x.shape[axis + 1 :])
     return jnp.moveaxis(x.reshape(shape), axis, 0)
 
 
-def _convolution(equation: Any) -> Callable[..., Any] | None:
+def _convolution(equation: Equation) -> Callable[..., Any] | None:
     """Convolves only the part that windows cover, so that their positions are static.
 
     The padding of a gradient depends on the rest after the last window, and on whether there is
@@ -192,7 +192,7 @@ def _convolution(equation: Any) -> Callable[..., Any] | None:
         widths[axis] = (low, high - rest, gap - 1)
     none = {"padding": ((0, 0),) * len(padding), "lhs_dilation": (1,) * len(padding)}
 
-    def convolve(lhs: Any, rhs: Any) -> Any:
+    def convolve(lhs: Array, rhs: Array) -> Any:
         lhs = lax.pad(lhs, jnp.zeros((), lhs.dtype), widths)
         found = equation.primitive.bind(lhs, rhs, **{**params, **none})
         return lax.slice(found, [0] * len(stops), stops) if more else found
@@ -203,7 +203,7 @@ def _convolution(equation: Any) -> Callable[..., Any] | None:
 def _window(neutral: Callable[[Any], Any]) -> Callable[[Any], Callable[..., Any] | None]:
     """Extremes of windows, with the padding before them."""
 
-    def choose(equation: Any) -> Callable[..., Any] | None:
+    def choose(equation: Equation) -> Callable[..., Any] | None:
         padding, params = equation.params["padding"], equation.params
         if not any(_is_symbolic(*pair) for pair in padding):
             return None
@@ -240,7 +240,7 @@ def _of_window(equation: Equation) -> Callable[..., Any] | None:
 
 
 def _cumulative(combine: Callable, neutral: Callable[[Any], Any]) -> Callable:
-    def choose(equation: Any) -> Callable[..., Any] | None:
+    def choose(equation: Equation) -> Callable[..., Any] | None:
         axis, reverse = equation.params["axis"], equation.params["reverse"]
         if not _is_symbolic(equation.invars[0].aval.shape[axis]):
             return None
@@ -249,7 +249,7 @@ def _cumulative(combine: Callable, neutral: Callable[[Any], Any]) -> Callable:
     return choose
 
 
-def _triangular(equation: Any) -> Callable[..., Any] | None:
+def _triangular(equation: Equation) -> Callable[..., Any] | None:
     """Jax looks which of two sizes is larger; of a linear solve that is only a linear map.
 
     Its derivative is that of the product with the triangle.

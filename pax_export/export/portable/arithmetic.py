@@ -141,7 +141,7 @@ class KnownValues:
             seen |= new
         return seen & self.given.keys()
 
-    def _is_known(self, equation: Any) -> bool:
+    def _is_known(self, equation: Equation) -> bool:
         if equation.primitive.name in _WHEN_RUN | _STORED or equation.effects:
             return False
         if not all(atom in self for atom in equation.invars):
@@ -158,7 +158,7 @@ class KnownValues:
         least = self._spread if equation.primitive.name == "broadcast_in_dim" else self._most
         return sum(sizes) <= max(least, sum(operands.values()))
 
-    def array(self, atom: Any) -> Any:
+    def array(self, atom: Atom) -> Any:
         """Returns the value of a known variable or a literal."""
         if is_literal(atom):
             return np.asarray(atom.val)
@@ -168,12 +168,12 @@ class KnownValues:
             self._arrays.update(zip(equation.outvars, results))
         return self._arrays[atom]
 
-    def fixed(self, atom: Any) -> Any:
+    def fixed(self, atom: Atom) -> Any:
         """The value of a known variable or a literal; None if training may change it."""
         is_fixed = is_literal(atom) or self.program.fixed or not any(self.sources(atom))
         return self.array(atom) if is_fixed else None
 
-    def sources(self, atom: object) -> tuple[str, ...]:
+    def sources(self, atom: Atom) -> tuple[str, ...]:
         """Returns the names of the weights of a known variable, the largest first."""
         if atom not in self._sources:
             read = [each for each in self.makers[atom].invars if not is_literal(each)]
@@ -210,7 +210,7 @@ def is_known(equation: Equation, operands: Sequence[Any]) -> bool:
     return all(is_static(each.shape) and math.prod(each.shape) <= most for each in results)
 
 
-def computed_equation(equation: Any, operands: Sequence[Any]) -> Sequence[Any]:
+def computed_equation(equation: Equation, operands: Sequence[Any]) -> Sequence[Any]:
     """Evaluates an equation on arrays, by numpy if it gives the same results, else by jax."""
     dtypes = {atom.aval.dtype.name for atom in (*equation.invars, *equation.outvars)} - {"bool"}
     function = _NUMPY.get(equation.primitive.name)
@@ -236,7 +236,7 @@ def computed(program: PortableProgram) -> PortableProgram:
         values = dict(zip(order, operands))
         values.update(zip(program.jaxpr.constvars, program.program.consts))
 
-        def read(atom: Any) -> Any:
+        def read(atom: Atom) -> Any:
             return atom.val if is_literal(atom) else values[atom]
 
         for equation in left:

@@ -14,8 +14,14 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from pax_export._foundations.jaxpr import bind_equation, called_program, inner_programs, is_literal
-from pax_export._foundations.types import Array, DTypeLike, Equation
+from pax_export._foundations.jaxpr import (
+    bind_equation,
+    called_program,
+    inner_programs,
+    is_literal,
+    jaxpr_of,
+)
+from pax_export._foundations.types import Array, Atom, DTypeLike, Equation, TracedProgram
 from pax_export.export.portable.program import is_static, source_of
 
 #: Operations that return their operand; a conversion does if the dtype does not change.
@@ -133,7 +139,7 @@ def _array(make: Callable[[], Any], shape: Sequence[Any], number: float | None =
     return value
 
 
-def step_results(program: Any, constants: Sequence[Any], carries: int) -> list[Any]:
+def step_results(program: TracedProgram, constants: Sequence[Any], carries: int) -> list[Any]:
     """Returns the results of a step as sums of products and functions.
 
     Args:
@@ -141,7 +147,7 @@ def step_results(program: Any, constants: Sequence[Any], carries: int) -> list[A
         constants: the values of its first operands, which all steps share.
         carries: the number of operands that come from the previous step.
     """
-    count, given = len(constants), program.jaxpr.invars
+    count, given = len(constants), jaxpr_of(program).invars
     operands: list[Any] = [
         _array(lambda value=value: value, atom.aval.shape) for value, atom in zip(constants, given)
     ]
@@ -151,8 +157,8 @@ def step_results(program: Any, constants: Sequence[Any], carries: int) -> list[A
     return _results(program, operands)
 
 
-def _results(program: Any, operands: Sequence[Any]) -> list[Any]:
-    jaxpr = getattr(program, "jaxpr", program)
+def _results(program: TracedProgram, operands: Sequence[Any]) -> list[Any]:
+    jaxpr = jaxpr_of(program)
     values = dict(zip(jaxpr.invars, operands))
     for variable, array in zip(jaxpr.constvars, getattr(program, "consts", ())):
         values[variable] = _array(lambda array=array: jnp.asarray(array), variable.aval.shape)
@@ -165,14 +171,14 @@ def _results(program: Any, operands: Sequence[Any]) -> list[Any]:
     return [_read(values, atom) for atom in jaxpr.outvars]
 
 
-def _read(values: dict[Any, Any], atom: Any) -> Any:
+def _read(values: dict[Any, Any], atom: Atom) -> Any:
     if not is_literal(atom):
         return values[atom]
     number = None if np.ndim(atom.val) else float(np.real(atom.val))
     return _array(lambda: jnp.asarray(atom.val, atom.aval.dtype), atom.aval.shape, number)
 
 
-def _made(equation: Any, given: list[Any]) -> Sequence[Any]:
+def _made(equation: Equation, given: list[Any]) -> Sequence[Any]:
     name, results = equation.primitive.name, equation.outvars
     if all(isinstance(each, Known) for each in given) and not equation.effects:
         if not any(True for _ in inner_programs(equation)):
@@ -183,7 +189,7 @@ def _made(equation: Any, given: list[Any]) -> Sequence[Any]:
     return [StepValue("other", (), each.aval.shape) for each in results] if made is None else made
 
 
-def _known(equation: Any, given: Sequence[Known]) -> list[Known]:
+def _known(equation: Equation, given: Sequence[Known]) -> list[Known]:
     results: list[Any] = []
 
     def all_results() -> list[Any]:
@@ -215,7 +221,7 @@ def _pieces(value: Any) -> tuple[Any, ...]:
     return value.of if value.name == "joined" else (value,)
 
 
-def _dot(equation: Any, given: Sequence[Any]) -> list[Any] | None:
+def _dot(equation: Equation, given: Sequence[Any]) -> list[Any] | None:
     ((left, right), batch) = equation.params["dimension_numbers"]
     if any(batch) or len(left) != 1:
         return None
@@ -252,7 +258,7 @@ def _add(equation: Equation, given: Sequence[Any]) -> list[Any] | None:
     return _function(equation, given)
 
 
-def _function(equation: Any, given: Sequence[Any]) -> list[Any] | None:
+def _function(equation: Equation, given: Sequence[Any]) -> list[Any] | None:
     """Returns an elementwise function of values with the same layout."""
     axes = {each.axis for each in given if not isinstance(each, Known)}
     if len(axes) != 1 or any(_is_other(each) for each in given):
@@ -265,7 +271,7 @@ def _is_other(value: object) -> bool:
     return isinstance(value, StepValue) and value.name == "other"
 
 
-def _concatenate(equation: Any, given: Sequence[Any]) -> list[Any] | None:
+def _concatenate(equation: Equation, given: Sequence[Any]) -> list[Any] | None:
     axis, shape = equation.params["dimension"], equation.outvars[0].aval.shape
     if not all(isinstance(each, StepValue) and each.axis == axis for each in given):
         return None
@@ -284,7 +290,7 @@ def _parts(value: Any, axis: int, bounds: Sequence[tuple[int, int]], shapes: Any
     return None
 
 
-def _split(equation: Any, given: Sequence[Any]) -> list[Any] | None:
+def _split(equation: Equation, given: Sequence[Any]) -> list[Any] | None:
     begin, bounds = 0, []
     for size in equation.params["sizes"]:
         bounds.append((begin, begin + int(size)))
@@ -293,7 +299,7 @@ def _split(equation: Any, given: Sequence[Any]) -> list[Any] | None:
     return _parts(given[0], equation.params["axis"], bounds, shapes)
 
 
-def _slice(equation: Any, given: Sequence[Any]) -> list[Any] | None:
+def _slice(equation: Equation, given: Sequence[Any]) -> list[Any] | None:
     told, (x,) = equation.params, given
     shape = equation.outvars[0].aval.shape
     if isinstance(x, Known) or _is_other(x) or any(n != 1 for n in told["strides"] or ()):
@@ -306,7 +312,7 @@ def _slice(equation: Any, given: Sequence[Any]) -> list[Any] | None:
     return _parts(x, x.axis, [bounds], [shape])
 
 
-def _transpose(equation: Any, given: Sequence[Any]) -> list[Any] | None:
+def _transpose(equation: Equation, given: Sequence[Any]) -> list[Any] | None:
     (x,), shape = given, equation.outvars[0].aval.shape
     if not isinstance(x, Affine):
         return None

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pax_export._foundations.types import Array, DTypeLike
+from pax_export._foundations.types import Array, DTypeLike, Equation
 from pax_export.export.portable.sizes import trace
 
 
@@ -33,7 +33,7 @@ def half_dtype(dtype: DTypeLike) -> Any:
     return jnp.finfo(dtype).dtype
 
 
-def on_pairs(equation: Any, structs: Sequence[Any]) -> Any:
+def on_pairs(equation: Equation, structs: Sequence[Any]) -> Any:
     """Traces an operation on complex numbers as a function of pairs.
 
     Each complex operand and result of the traced program is two arrays, the real part first.
@@ -122,7 +122,11 @@ def _convert(x: ComplexPair | jax.Array, *, new_dtype: DTypeLike, **_: object) -
 
 @on_complex("dot_general")
 def _dot_general(
-    x: ComplexPair | jax.Array, y: ComplexPair | jax.Array, *, dimension_numbers: Any, **_: object
+    x: ComplexPair | jax.Array,
+    y: ComplexPair | jax.Array,
+    *,
+    dimension_numbers: lax.DotDimensionNumbers,
+    **_: object,
 ) -> ComplexPair:
     def times(left: Array, right: Array) -> Any:
         return lax.dot_general(left, right, dimension_numbers)

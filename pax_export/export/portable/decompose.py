@@ -94,7 +94,7 @@ _OF_NONE: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def _without_elements(equation: Any) -> Any:
+def _without_elements(equation: Equation) -> Any:
     """Returns a program that computes with no array without elements, or None.
 
     It is for results without elements, reductions of none and concatenations with some. Kernels of

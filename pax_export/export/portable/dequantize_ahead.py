@@ -18,6 +18,7 @@ from pax_export._foundations.jaxpr import (
     called_program,
     has_own_derivative,
     is_literal,
+    jaxpr_of,
 )
 from pax_export._foundations.types import Equation, TracedProgram
 from pax_export.export.portable.program import evaluated
@@ -52,7 +53,7 @@ class StoredIntegers(NamedTuple):
 
 
 def dequantized_ahead(
-    program: Any, places: Collection[int]
+    program: TracedProgram, places: Collection[int]
 ) -> tuple[Any, tuple[StoredIntegers, ...]]:
     """Returns the program with dequantized weights, if nothing else reads the integers.
 
@@ -64,7 +65,7 @@ def dequantized_ahead(
         The program, and the weights that it now takes dequantized.  Tables with row lookups only
         stay integers.
     """
-    variables = program.jaxpr.invars
+    variables = jaxpr_of(program).invars
     if all(variables[at].aval.dtype.itemsize > 1 for at in places):
         return program, ()  # no integers: most exports need no walk
     found = _Readers(places)
@@ -100,8 +101,8 @@ class _Readers:
             if len(known) == len(scales) and not others:
                 yield StoredIntegers(place, known, form)
 
-    def visit(self, program: Any, operands: _Places) -> None:
-        jaxpr = getattr(program, "jaxpr", program)  # before jax 0.12 some are open
+    def visit(self, program: TracedProgram, operands: _Places) -> None:
+        jaxpr = jaxpr_of(program)  # before jax 0.12 some are open
         known = dict(zip(jaxpr.invars, operands))
         for equation in jaxpr.eqns:
             given = [None if is_literal(atom) else known.get(atom) for atom in equation.invars]
@@ -155,7 +156,7 @@ class _Replaced:
     def __init__(self) -> None:
         self._functions: dict[int, tuple[Any, Any]] = {}  # by id; kept alive, so that ids stay
 
-    def run(self, program: Any, operands: Sequence[Any]) -> list[Any]:
+    def run(self, program: TracedProgram, operands: Sequence[Any]) -> list[Any]:
         return evaluated(program, operands, self._operate)
 
     def _operate(self, equation: Equation, operands: list[Any]) -> Sequence[Any]:

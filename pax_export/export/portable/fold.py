@@ -17,7 +17,7 @@ import numpy as np
 from jax import lax
 
 from pax_export._foundations.jaxpr import bind_equation, is_literal
-from pax_export._foundations.types import Array, Equation
+from pax_export._foundations.types import Array, Atom, Equation
 from pax_export.export.portable import kept
 from pax_export.export.portable.arithmetic import KnownValues
 from pax_export.export.portable.program import PortableProgram, again, is_static, source_of, uses
@@ -104,7 +104,7 @@ class _Folding:
 
     # The forms of known arrays.
 
-    def _spread(self, equation: Any, operands: Sequence[Any]) -> BroadcastArray | None:
+    def _spread(self, equation: Equation, operands: Sequence[Any]) -> BroadcastArray | None:
         """Returns a broadcast known vector or number; also one with axes of size 1."""
         (atom, *rest), (x, *_) = equation.invars, operands
         if rest:
@@ -123,7 +123,7 @@ class _Folding:
         axis = axes[of_atom[0]] if of_atom else None
         return BroadcastArray(vector, axis, *bind_equation(equation, [self._array(x)]))
 
-    def _vector(self, atom: Any, x: Array) -> Vector | None:
+    def _vector(self, atom: Atom, x: Array) -> Vector | None:
         """Returns a known array with at most one axis longer than 1."""
         shape = atom.aval.shape
         if not is_static(shape) or sum(size != 1 for size in shape) > 1:
@@ -133,7 +133,7 @@ class _Folding:
         traced = lax.reshape(self._array(x), (values.size,) if several else ())
         return Vector(traced, values.reshape(traced.shape))
 
-    def _vector_for(self, product: Product, atom: Any, x: Array) -> Vector | None:
+    def _vector_for(self, product: Product, atom: Atom, x: Array) -> Vector | None:
         """An operand as one number for each feature of a product; None if it is none."""
         if isinstance(x, BroadcastArray):
             along = x.axis is None or x.axis == product.feature
@@ -149,7 +149,7 @@ class _Folding:
 
     # The folded operations.
 
-    def _product(self, equation: Any, arrays: Sequence[Any]) -> Product | None:
+    def _product(self, equation: Equation, arrays: Sequence[Any]) -> Product | None:
         name = equation.primitive.name
         if name == "conv_general_dilated":
             numbers = equation.params["dimension_numbers"]
@@ -191,9 +191,9 @@ class _Folding:
         known = atom in self._known and equation.invars[0] in self._known
         return atom if is_plain and known and all(each == 1 for each in others) else None
 
-    def _bounded(self, equation: Any, y: Any, *_: Any) -> Any:
+    def _bounded(self, equation: Equation, y: Any, *_: Any) -> Any:
         """Takes the ranges of a product's features, which scales and shifts move."""
-        _, *atoms = equation.invars
+        atoms = equation.invars[1:]
         if not all(atom in self._known for atom in atoms):
             return self._array(y)
         low, high = (np.asarray(self._known.array(atom), np.float64) for atom in atoms)
@@ -202,7 +202,7 @@ class _Folding:
         made = replace(y, ends=(low, high))
         return made if self._uses.get(equation.outvars[0]) == 1 else self._array(made)
 
-    def _scaled(self, equation: Any, operands: list[Any]) -> Product | None:
+    def _scaled(self, equation: Equation, operands: list[Any]) -> Product | None:
         """Returns the product after this operation; None if it cannot be folded."""
         (left, right), (x, y), name = equation.invars, operands, equation.primitive.name
         if isinstance(x, Product):
@@ -347,7 +347,7 @@ def padded_inside(program: PortableProgram) -> PortableProgram:
                 return again(equation, [x, *operands[1:]], padding=padding)
         return bind_equation(equation, operands)
 
-    def is_neutral(equation: Any, pad: Any, padding: Sequence[tuple[int, int]]) -> bool:
+    def is_neutral(equation: Equation, pad: Equation, padding: Sequence[tuple[int, int]]) -> bool:
         number = known.fixed(pad.invars[1])
         if number is None:
             return False
@@ -368,21 +368,21 @@ def padded_inside(program: PortableProgram) -> PortableProgram:
     return program.rebuilt(operate)
 
 
-def _combine_padding(equation: Any, pad: Any) -> tuple[tuple[int, int], ...] | None:
+def _combine_padding(equation: Equation, pad: Equation) -> tuple[tuple[int, int], ...] | None:
     """Returns the sum of both paddings, or None if it is not equivalent."""
-    config, told = pad.params["padding_config"], equation.params
-    if not all(is_number(n) for ends in (*config, *told["padding"]) for n in ends):
+    config, params = pad.params["padding_config"], equation.params
+    if not all(is_number(n) for ends in (*config, *params["padding"]) for n in ends):
         return None
     if any(inner or low < 0 or high < 0 for low, high, inner in config):
         return None
     outer = [(low, high) for low, high, _ in config]
     if equation.primitive.name == "conv_general_dilated":
-        batch, feature, *space = told["dimension_numbers"].lhs_spec
+        batch, feature, *space = params["dimension_numbers"].lhs_spec
         if any(outer[batch] + outer[feature]):
             return None
         outer = [outer[axis] for axis in space]
-    dilation = told.get("lhs_dilation", told.get("base_dilation"))
+    dilation = params["lhs_dilation" if "lhs_dilation" in params else "base_dilation"]
     if any(each != 1 for each in dilation):
         return None
-    both = zip(told["padding"], outer)
+    both = zip(params["padding"], outer)
     return tuple((int(low + more[0]), int(high + more[1])) for (low, high), more in both)

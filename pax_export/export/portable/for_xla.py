@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import jaxpr_as_fun
 
-from pax_export._foundations.types import Array, DTypeLike, Equation, TracedProgram
+from pax_export._foundations.types import Array, DTypeLike, Equation, Size, TracedProgram
 from pax_export.export.portable.decompose import decomposed, third_party_implementation
 from pax_export.export.portable.decompositions import NotDecomposedError
 from pax_export.export.portable.program import is_static, rewritten, traced
@@ -93,7 +93,7 @@ def _cholesky(matrix: Array, equation: Equation) -> Any:
     return jnp.where(right[..., None, None], factor, jnp.nan)
 
 
-def _exact_top_k(operand: Any, equation: Any) -> tuple[Any, Any]:
+def _exact_top_k(operand: Any, equation: Equation) -> tuple[Any, Any]:
     """Returns jax's result on CPUs: the exact top k, in order."""
     axis = equation.params["reduction_dimension"]
     sign = 1 if equation.params["is_max_k"] else -1
@@ -134,7 +134,7 @@ def _replacement(equation: Equation) -> Any:
     return traced(either, equation.invars)
 
 
-def _pool(equation: Any) -> Callable[..., list[Array]] | None:
+def _pool(equation: Equation) -> Callable[..., list[Array]] | None:
     """A pool with a small window of real numbers; None for any other."""
     result, window = equation.outvars[0].aval, equation.params["window_dimensions"]
     if jnp.issubdtype(result.dtype, jnp.complexfloating) or not _is_small_window(window):
@@ -151,7 +151,7 @@ def _is_small_window(sizes: Sequence[Any]) -> bool:
     return is_static(sizes) and math.prod(sizes) <= _MOST_SHIFTS
 
 
-def _depthwise(equation: Any) -> Callable[..., list[Array]] | None:
+def _depthwise(equation: Equation) -> Callable[..., list[Array]] | None:
     """Returns a convolution whose features have separate kernels; None for others."""
     params, (x, kernel) = equation.params, equation.invars
     specs, groups = params["dimension_numbers"], params["feature_group_count"]
@@ -170,7 +170,7 @@ def _depthwise(equation: Any) -> Callable[..., list[Array]] | None:
 
 
 def _sum_of_shifts(
-    params: Mapping[str, Any], dtype: DTypeLike, counts: Any, x: Array, kernel: Array
+    params: Mapping[str, Any], dtype: DTypeLike, counts: Sequence[Size], x: Array, kernel: Array
 ) -> list[Array]:
     lhs, rhs, out = params["dimension_numbers"]
     features, space = lhs[1], lhs[2:]

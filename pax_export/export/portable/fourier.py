@@ -17,7 +17,7 @@ import numpy as np
 from jax import lax
 from jax import numpy as jnp
 
-from pax_export._foundations.types import Array
+from pax_export._foundations.types import Array, Size
 from pax_export.export.portable.complex_numbers import ComplexPair, multiply, on_complex
 from pax_export.export.portable.kept import call, fourier_matrix
 
@@ -64,7 +64,7 @@ def _transform(
     kind, length = fft_type.name, fft_lengths[-1]
     direction = _BACKWARD if kind.startswith("I") else _FORWARD
 
-    def along_axis(x: ComplexPair, axis: int, length: Any, frequencies: Any) -> ComplexPair:
+    def along_axis(x: ComplexPair, axis: int, length: Size, frequencies: Size) -> ComplexPair:
         moved = jax.tree.map(lambda part: jnp.moveaxis(part, axis, -1), x)
         found = along(moved, length, frequencies, direction)
         return jax.tree.map(lambda part: jnp.moveaxis(part, -1, axis), found)
@@ -81,7 +81,7 @@ def _transform(
     return jax.tree.map(lambda part: part * scale, x)
 
 
-def _to_real(x: ComplexPair, length: Any, along: Along, sums: Along) -> Any:
+def _to_real(x: ComplexPair, length: Size, along: Along, sums: Along) -> Any:
     """Returns real numbers from the half of their frequencies that is stored."""
     count = x.real.shape[-1]
     if isinstance(length, int) and length > _LARGEST:  # the other half are conjugates
@@ -117,7 +117,7 @@ def _forwards(x: ComplexPair, direction: float, function: Callable) -> ComplexPa
 # --- for runtimes ---------------------------------------------------------------
 
 
-def _by_matrices(x: ComplexPair, length: Any, frequencies: Any, direction: float) -> ComplexPair:
+def _by_matrices(x: ComplexPair, length: Size, frequencies: Size, direction: float) -> ComplexPair:
     if not isinstance(length, int):
         found = _forwards(x, direction, _by_runtime)
     elif (two := _factor(length)) > 1:
@@ -131,7 +131,7 @@ def _by_matrices(x: ComplexPair, length: Any, frequencies: Any, direction: float
     return jax.tree.map(lambda part: lax.slice_in_dim(part, 0, frequencies, axis=-1), found)
 
 
-def _times_matrix(x: ComplexPair, length: Any, frequencies: Any, direction: float) -> ComplexPair:
+def _times_matrix(x: ComplexPair, length: Size, frequencies: Size, direction: float) -> ComplexPair:
     cosine, sine = fourier_matrix(x.real.shape[-1], frequencies, length, x.real.dtype)
     return _product(x, cosine, direction * sine)
 
@@ -188,7 +188,7 @@ def _constant(values: np.ndarray, like: Array) -> ComplexPair:
 # --- for XLA --------------------------------------------------------------------
 
 
-def _by_xla(x: ComplexPair, length: Any, frequencies: Any, direction: float) -> ComplexPair:
+def _by_xla(x: ComplexPair, length: Size, frequencies: Size, direction: float) -> ComplexPair:
     def by_xla(x: ComplexPair) -> ComplexPair:
         kind, given = ("rfft", x.real) if x.imag is None else ("fft", lax.complex(*x))
         found = lax.fft(given, kind, (length,))
@@ -199,14 +199,14 @@ def _by_xla(x: ComplexPair, length: Any, frequencies: Any, direction: float) -> 
     return _times_blocks(x, length, frequencies, direction)
 
 
-def _times_blocks(x: ComplexPair, length: Any, frequencies: Any, direction: float) -> ComplexPair:
+def _times_blocks(x: ComplexPair, length: Size, frequencies: Size, direction: float) -> ComplexPair:
     unsigned, dtype = jnp.uint32, x.real.dtype
     size = jnp.asarray(length).astype(unsigned)
     inner = jnp.arange(x.real.shape[-1], dtype=unsigned)[:, None]
     turn = (2 * math.pi / jnp.asarray(length).astype(dtype)).astype(dtype)
 
     @jax.checkpoint  # so that a gradient also needs memory for one block only
-    def step(_: Any, number: Any) -> tuple[None, ComplexPair]:
+    def step(_: Any, number: Array) -> tuple[None, ComplexPair]:
         row = number.astype(unsigned) * _BLOCK + jnp.arange(_BLOCK, dtype=unsigned)
         rest = jnp.zeros((), unsigned)
         for place in reversed(range(_STEPS)):  # the product of both is larger than 32 bits
@@ -215,7 +215,7 @@ def _times_blocks(x: ComplexPair, length: Any, frequencies: Any, direction: floa
         angle = rest.astype(dtype) * turn
         return None, _product(x, jnp.cos(angle), direction * jnp.sin(angle))
 
-    def joined(blocks: Any) -> Any:
+    def joined(blocks: Array) -> Any:
         found = jnp.moveaxis(blocks, 0, -2)
         return found.reshape(*found.shape[:-2], -1)[..., :frequencies]
 

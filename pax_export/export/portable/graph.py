@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pax_export._foundations.jaxpr import is_literal
-from pax_export._foundations.types import Atom
+from pax_export._foundations.types import Atom, Equation
 from pax_export.export.portable.arithmetic import KnownValues
 from pax_export.export.portable.program import PortableProgram
 
@@ -47,7 +47,7 @@ class Producers:
             atom = before
         return atom
 
-    def _equal(self, equation: Any) -> Any:
+    def _equal(self, equation: Equation) -> Any:
         """Returns the operand that an equation returns unchanged, or None."""
         name, operands = equation.primitive.name, equation.invars
         if name == "select_n" and operands[0].aval.ndim == 0 and operands[0] in self.known:
@@ -58,7 +58,7 @@ class Producers:
             changes = operands[0].aval.dtype != equation.outvars[0].aval.dtype
         return None if changes else operands[0]
 
-    def scalar(self, atom: Any) -> float | None:
+    def scalar(self, atom: Atom) -> float | None:
         """Returns the number that fills an array, if known."""
         if is_literal(atom):
             return float(np.asarray(atom.val)) if np.ndim(atom.val) == 0 else None
@@ -68,7 +68,7 @@ class Producers:
         value = self.known.fixed(atom)
         return None if value is None else float(np.asarray(value))
 
-    def unspread(self, atom: Any) -> tuple[Any, tuple[int, ...]]:
+    def unspread(self, atom: Atom) -> tuple[Any, tuple[int, ...]]:
         """Returns the array that another is broadcast from, and the positions of its axes."""
         atom = self.same(atom)
         axes = tuple(range(atom.aval.ndim))
@@ -82,7 +82,7 @@ class Producers:
             axes = tuple(axes[place] for place in places)
             atom = inner
 
-    def reduced_from(self, atom: Any, rank: int, axis: int) -> Any:
+    def reduced_from(self, atom: Atom, rank: int, axis: int) -> Any:
         """The array before it was broadcast along one of `rank` axes; None if it was not."""
         inner, axes = self.unspread(atom)
         if not rank:
@@ -107,7 +107,7 @@ def is_one(size: int) -> bool:
     return isinstance(size, int) and size == 1
 
 
-def _places(equation: Any) -> Sequence[int] | None:
+def _places(equation: Equation) -> Sequence[int] | None:
     """Returns the positions of an operand's axes in a broadcast result."""
     name, (x, *others) = equation.primitive.name, equation.invars
     if others:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from pax_export._foundations.types import Array, DTypeLike, Equation
+from pax_export._foundations.types import Array, DTypeLike, Equation, Size
 
 PREFIX = "pax_export."
 
@@ -46,14 +46,14 @@ def rms_norm(x: Array, *scale: Array, epsilon: float) -> Any:
     return made * scale[0] if scale else made
 
 
-def lstm(x: Array, w: Array, r: Array, b: Array, h: Array, c: Any, *, reverse: bool) -> Any:
+def lstm(x: Array, w: Array, r: Array, b: Array, h: Array, c: Array, *, reverse: bool) -> Any:
     """Returns all outputs, the last one and the last cell; gates: input, output, forget, cell.
 
     `x` is ``[time, batch, features]``, `w` ``[1, 4 * size, features]``, `r` the same of the state,
     and `b` ``[1, 8 * size]``, with a bias for each of the two.
     """
 
-    def step(state: Any, row: Array) -> Any:
+    def step(state: tuple[Array, Array], row: Array) -> Any:
         h, c = state
         i, o, f, g = jnp.split(row + h @ r[0].T, 4, axis=-1)
         c = lax.logistic(f) * c + lax.logistic(i) * jnp.tanh(g)
@@ -64,7 +64,9 @@ def lstm(x: Array, w: Array, r: Array, b: Array, h: Array, c: Any, *, reverse: b
     return outputs, h, c
 
 
-def gru(x: Array, w: Array, r: Array, b: Any, h: Array, *, reverse: bool, reset_after: bool) -> Any:
+def gru(
+    x: Array, w: Array, r: Array, b: jax.Array, h: Array, *, reverse: bool, reset_after: bool
+) -> Any:
     """Returns all outputs and the last one; gates: update, reset, new."""
     size, shift = h.shape[-1], b[0, -h.shape[-1] :]
 
@@ -111,7 +113,7 @@ def dft(x: Array) -> Any:
     return jnp.stack([real @ cosine + imag @ sine, imag @ cosine - real @ sine], -1)
 
 
-def fourier_matrix(rows: Any, columns: Any, length: Any, dtype: DTypeLike) -> tuple[Any, Any]:
+def fourier_matrix(rows: Size, columns: Size, length: Size, dtype: DTypeLike) -> tuple[Any, Any]:
     """Cosines and sines of 2 * pi * row * column / length."""
     # The product is rounded before it becomes a float with few bits.
     place = jnp.arange(rows)[:, None] * jnp.arange(columns)[None, :] % length
@@ -119,7 +121,7 @@ def fourier_matrix(rows: Any, columns: Any, length: Any, dtype: DTypeLike) -> tu
     return jnp.cos(angle), jnp.sin(angle)
 
 
-def rank(x: Array, *, axis: int, count: Any, largest: bool) -> Any:
+def rank(x: Array, *, axis: int, count: Size, largest: bool) -> Any:
     """The places of the first numbers in order, or of the largest; equal ones in their order.
 
     NaN is larger than all others.
@@ -131,7 +133,7 @@ def rank(x: Array, *, axis: int, count: Any, largest: bool) -> Any:
     return lax.slice_in_dim(places, 0, count, axis=axis).astype(np.int32)
 
 
-def put(x: Any, places: Array, rows: Array, *inside: Array, how: str) -> Any:
+def put(x: jax.Array, places: Array, rows: Array, *inside: Array, how: str) -> Any:
     """Returns `x` with rows set, added, multiplied or compared at positions.
 
     `how` is set, add, mul, max or min; rows that are not `inside` are dropped.

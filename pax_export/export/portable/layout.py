@@ -143,7 +143,7 @@ def laid_out(program: PortableProgram, features_first: bool) -> PortableProgram:
     return program.rebuilt(operate, _laid, array_of)
 
 
-def _is_laid_otherwise(equation: Any, features_first: bool) -> bool:
+def _is_laid_otherwise(equation: Equation, features_first: bool) -> bool:
     if equation.primitive.name in _POOLS and not features_first:
         return _pool_order(equation) != plain(equation.invars[0].aval.ndim)
     if features_first or equation.primitive.name != _CONV:
@@ -152,7 +152,7 @@ def _is_laid_otherwise(equation: Any, features_first: bool) -> bool:
     return (x, result) != (plain(len(x)), plain(len(x)))
 
 
-def _pool_order(equation: Any) -> Order:
+def _pool_order(equation: Equation) -> Order:
     """Returns the program's axes of a pool with the features last."""
     params, rank = equation.params, equation.invars[0].aval.ndim
     names = ("window_dimensions", "window_strides", "padding")
@@ -207,10 +207,11 @@ def _around_products(equations: Sequence[Any]) -> set[Any]:
     return moved
 
 
-def is_batched_product(equation: Any) -> bool:
+def is_batched_product(equation: Equation) -> bool:
     """Returns whether an equation is a product of matrices of a batch."""
-    numbers = equation.params.get("dimension_numbers")
-    return equation.primitive.name == "dot_general" and bool(numbers[1][0])
+    if equation.primitive.name != "dot_general":
+        return False
+    return bool(equation.params["dimension_numbers"][1][0])
 
 
 def _laid(value: Any) -> Laid:
@@ -305,7 +306,7 @@ def _common(operands: Sequence[Laid]) -> Order:
     return max(others, key=others.count) if others else plain(operands[0].rank)
 
 
-def elementwise(equation: Any, operands: Operands) -> Results:
+def elementwise(equation: Equation, operands: Operands) -> Results:
     rank = equation.outvars[0].aval.ndim
     whole = [each for each in operands if each.rank == rank]
     if not rank or any(each.rank not in (0, rank) for each in operands):
@@ -324,7 +325,7 @@ def elementwise(equation: Any, operands: Operands) -> Results:
     return [Laid(made, order) for made in again(equation, given, **changed)]
 
 
-def _of_source(equation: Any, operands: Operands, x: LazyBroadcast) -> Results:
+def _of_source(equation: Equation, operands: Operands, x: LazyBroadcast) -> Results:
     """Applies an operation on a broadcast array before the broadcast."""
     if len(equation.outvars) != 1 or "shape" in equation.params or "sharding" in equation.params:
         return None

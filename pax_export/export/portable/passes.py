@@ -22,6 +22,7 @@ from pax_export._foundations.jaxpr import (
     branch_for_cpu,
     called_program,
     interpret,
+    jaxpr_of,
     needed_equations,
 )
 from pax_export._foundations.types import Equation, PyTree, TracedProgram
@@ -37,7 +38,10 @@ from pax_export.precision.quantized import FASTER_IN_JAX
 
 
 def flattened(
-    program: Any, leaves: Sequence[Weight], names: Mapping[int, str], count: int | None = None
+    program: TracedProgram,
+    leaves: Sequence[Weight],
+    names: Mapping[int, str],
+    count: int | None = None,
 ) -> PortableProgram:
     """Returns the portable program of a closed jaxpr; the arguments are those of `optimized`."""
     held = {id(value): value for value in _held_arrays(program)}
@@ -48,7 +52,7 @@ def flattened(
         place = by_name.setdefault(leaf.name, len(weights))
         of_leaf.append(place)
         weights.extend([leaf] if place == len(weights) else [])
-    inputs = program.jaxpr.invars[len(leaves) :]
+    inputs = jaxpr_of(program).invars[len(leaves) :]
 
     def run(*operands: Any) -> list[Any]:
         def constant(value: PyTree) -> Any:
@@ -58,7 +62,7 @@ def flattened(
         given = [operands[place] for place in of_leaf]
         return _inlined(program, [*given, *operands[len(weights) :]], constant)[:count]
 
-    like = dict(zip(of_leaf, program.jaxpr.invars))
+    like: dict[int, Any] = dict(zip(of_leaf, jaxpr_of(program).invars))
     for place, value in enumerate(held.values()):  # as `traced` reads a variable
         like[place] = SimpleNamespace(aval=value if hasattr(value, "dtype") else np.asarray(value))
     operands = [like[place] for place in range(len(weights))]
@@ -69,7 +73,7 @@ def flattened(
 def _held_arrays(program: TracedProgram) -> Iterator[Any]:
     """Yields array constants of a program and the programs that it calls."""
     yield from (each for each in getattr(program, "consts", ()) if np.ndim(each))
-    for equation in getattr(program, "jaxpr", program).eqns:
+    for equation in jaxpr_of(program).eqns:
         called = called_program(equation)
         if called is not None:
             yield from _held_arrays(called)

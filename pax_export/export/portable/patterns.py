@@ -64,7 +64,7 @@ def softmax(graph: Producers, equation: Equation) -> Recognized | None:
     return Recognized(name, (x,), {"axis": axis})
 
 
-def _without_largest(graph: Producers, shifted: Any, axis: int) -> Any:
+def _without_largest(graph: Producers, shifted: Atom, axis: int) -> Any:
     """Returns the array from which its maximum along an axis was subtracted."""
     equation = graph.maker(shifted, "sub")
     if equation is None:
@@ -86,7 +86,7 @@ def _without_largest(graph: Producers, shifted: Any, axis: int) -> Any:
 
 
 @pattern("div", "mul")
-def mean(graph: Producers, equation: Any) -> Recognized | None:
+def mean(graph: Producers, equation: Equation) -> Recognized | None:
     number, parts = scaled(graph, equation.outvars[0])
     inner, places = graph.unspread(parts[0]) if len(parts) == 1 else (None, ())
     total = None if inner is None else graph.maker(inner, "reduce_sum")
@@ -168,7 +168,7 @@ def _square_root(graph: Producers, atom: Atom) -> Any:
 
 
 @pattern("add", "mul")
-def layer_norm(graph: Producers, equation: Any) -> Recognized | None:
+def layer_norm(graph: Producers, equation: Equation) -> Recognized | None:
     last = equation.outvars[0].aval.ndim - 1
     shift = None
     result = equation.outvars[0]
@@ -199,7 +199,7 @@ def rms_norm(graph: Producers, equation: Equation) -> Recognized | None:
 
 
 def _normalized(
-    graph: Producers, atom: Any, spread: Callable[[Producers, Any, int], Any]
+    graph: Producers, atom: Atom, spread: Callable[[Producers, Any, int], Any]
 ) -> tuple[Any, Any, float, list[Any]] | None:
     """Splits the product of an array with the inverse root of its spread over the last axis.
 
@@ -209,7 +209,7 @@ def _normalized(
     """
     last = atom.aval.ndim - 1
 
-    def root_of(part: Any) -> tuple[Any, float] | None:
+    def root_of(part: Atom) -> tuple[Any, float] | None:
         inner = graph.reduced_from(part, last + 1, last)
         root = None if inner is None else graph.maker(inner, "rsqrt")
         return None if root is None else _of_sum(graph, root.invars[0], last + 1, spread)

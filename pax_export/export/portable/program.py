@@ -22,6 +22,7 @@ from pax_export._foundations.jaxpr import (
     interpret,
     is_literal,
     is_program,
+    jaxpr_of,
 )
 from pax_export._foundations.jaxpr import needed_equations as needed
 from pax_export._foundations.types import DTypeLike, Equation, Jaxpr, TracedProgram
@@ -216,14 +217,15 @@ class ProgramRewriter:
             self._programs[id(program)] = program, self._rewritten(program)
         return self._programs[id(program)][1]
 
-    def _rewritten(self, program: Any) -> Any:  # jax's types lack `replace`
-        jaxpr = getattr(program, "jaxpr", program)
+    def _rewritten(self, program: TracedProgram) -> Any:
+        jaxpr = jaxpr_of(program)
         equations = [self._equation(each) for each in jaxpr.eqns]
         if all(new is old for new, old in zip(equations, jaxpr.eqns)):
             return program
+        changed = jaxpr.replace(eqns=equations)
         if jaxpr is program:  # since jax 0.12 a program and its jaxpr are one class
-            return program.replace(eqns=equations)
-        return program.replace(jaxpr=jaxpr.replace(eqns=equations))
+            return changed
+        return program.replace(jaxpr=changed)
 
     def _equation(self, equation: Equation) -> Any:
         called = self._replace(equation)
@@ -261,15 +263,17 @@ class _PythonNumbers(ProgramRewriter):
 
 
 class _Discharged(ProgramRewriter):
-    def _rewritten(self, program: Any) -> Any:  # jax's types lack `replace`
-        jaxpr = getattr(program, "jaxpr", program)
+    def _rewritten(self, program: TracedProgram) -> Any:
+        jaxpr = jaxpr_of(program)
         made = any(each.primitive.name in _MAKES_REFERENCE for each in jaxpr.eqns)
         if made or getattr(jaxpr, "is_high", False):
             program = without_references(program)
         return super()._rewritten(program)
 
 
-def call_of(equation: Any, program: Any, operands: Sequence[Any], results: Sequence[Any]) -> Any:
+def call_of(
+    equation: Equation, program: TracedProgram, operands: Sequence[Any], results: Sequence[Any]
+) -> Any:
     """Returns a call of a program that replaces an equation, with its source line."""
     params = {"call_jaxpr": program}
     return equation.replace(

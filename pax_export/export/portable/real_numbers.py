@@ -22,9 +22,10 @@ from pax_export._foundations.jaxpr import (
     inner_programs,
     is_literal,
     jaxpr_dtypes,
+    jaxpr_of,
     wrapped_program,
 )
-from pax_export._foundations.types import Array, Atom, Equation, TracedProgram
+from pax_export._foundations.types import Array, Atom, Aval, Equation, TracedProgram
 from pax_export.export.portable.complex_numbers import COMPLEX, half_dtype, on_pairs
 from pax_export.export.portable.decompose import Has, decompose
 from pax_export.export.portable.decompositions.registry import NotDecomposedError
@@ -34,7 +35,7 @@ from pax_export.export.portable.program import CONTROL, ProgramRewriter, call_of
 from pax_export.export.portable.sizes import trace
 
 
-def on_words(equation: Any) -> Any:
+def on_words(equation: Equation) -> Any:
     """Traces an operation on random keys as a function of their words.
 
     Each operand and result that is a key has a last axis of 2 in the traced program.
@@ -50,7 +51,7 @@ def on_words(equation: Any) -> Any:
     return trace(_FUNCTIONS[equation.primitive.name], structs, equation.params)
 
 
-def _words(aval: Any) -> jax.ShapeDtypeStruct:
+def _words(aval: Aval) -> jax.ShapeDtypeStruct:
     if is_key(aval.dtype):
         return jax.ShapeDtypeStruct((*aval.shape, 2), "uint32")
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
@@ -147,12 +148,12 @@ def _touches(equation: Equation) -> bool:
 
 
 def _has_parts(program: TracedProgram) -> bool:
-    jaxpr = getattr(program, "jaxpr", program)
+    jaxpr = jaxpr_of(program)
     given = any(map(_is_apart, (*jaxpr.constvars, *jaxpr.invars, *jaxpr.outvars)))
     return given or any(is_key(d) or half_dtype(d) is not None for d in jaxpr_dtypes(program))
 
 
-def _structs(atom: Any) -> list[Any]:
+def _structs(atom: Atom) -> list[Any]:
     """The shapes and dtypes of the arrays that an array becomes."""
     aval = atom.aval
     if not _is_apart(atom):
@@ -168,10 +169,10 @@ class _RealRewriter(ProgramRewriter):
         self._has = has
         self._callers: list[Any] = []
 
-    def _rewritten(self, program: Any) -> Any:
+    def _rewritten(self, program: TracedProgram) -> Any:
         if not _has_parts(program):
             return program
-        jaxpr = getattr(program, "jaxpr", program)
+        jaxpr = jaxpr_of(program)
         variables: dict[Any, list[Any]] = {}
         equations: list[Any] = []
 
@@ -180,7 +181,7 @@ class _RealRewriter(ProgramRewriter):
                 variables[each] = _variables(_structs(each)) if _is_apart(each) else [each]
             return [variable for each in atoms for variable in variables[each]]
 
-        def read(atoms: Iterable[Any], equation: Any) -> list[Any]:
+        def read(atoms: Iterable[Atom], equation: Any) -> list[Any]:
             found: list[Any] = []
             for each in atoms:
                 if not is_literal(each):
@@ -294,13 +295,13 @@ def _scan_of(constants: int, carried: int, rows: int, made: int) -> dict[str, An
     return dict(program.jaxpr.eqns[-1].params)
 
 
-def _moved(equation: Any, structs: Sequence[Any]) -> Any:
+def _moved(equation: Equation, structs: Sequence[Any]) -> Any:
     """Traces an operation that only moves elements, applied to both parts."""
     name, atoms = equation.primitive.name, equation.invars
     if name == "sort" and any(map(_is_apart, atoms[: equation.params["num_keys"]])):
         return on_pairs(equation, structs)
 
-    def part(atom: Any, values: list[Any], index: int) -> Any:
+    def part(atom: Atom, values: list[Any], index: int) -> Any:
         if not _is_apart(atom):
             return values[0]
         return values[0][..., index] if is_key(atom.aval.dtype) else values[index]

@@ -5,7 +5,7 @@ Any source is accepted: only the arithmetic of the step is compared, see `cells.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,7 +55,7 @@ def recurrent_kept(program: PortableProgram) -> PortableProgram:
     return program.rebuilt(operate)
 
 
-def _layer(equation: Equation, operands: list[Any], counts: Any) -> list[Any] | None:
+def _layer(equation: Equation, operands: list[Any], counts: Mapping[Any, int]) -> list[Any] | None:
     told = equation.params
     constants, start, rows = scan_operands(told, operands)
     floats = {jnp.result_type(each).name for each in (*start, *rows)}  # some are Python's numbers

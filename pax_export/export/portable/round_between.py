@@ -57,7 +57,7 @@ def _in_float32(program: TracedProgram, operands: Sequence[Any]) -> list[Any]:
     return [*map(_wide, evaluated(program, [*map(_wide, operands)], _operate_in_float32))]
 
 
-def _operate_in_float32(equation: Any, operands: list[Any]) -> Sequence[Any]:
+def _operate_in_float32(equation: Equation, operands: list[Any]) -> Sequence[Any]:
     name, params = equation.primitive.name, equation.params
     if name in _BY_BITS:
         given = [x.astype(atom.aval.dtype) for x, atom in zip(operands, equation.invars)]
@@ -135,7 +135,7 @@ class _Rounding:
         given = [self._read(*each, together) for each in zip(atoms, operands)]
         return bind_equation(equation, given)
 
-    def _scale(self, equation: Any) -> tuple[float, int] | None:
+    def _scale(self, equation: Equation) -> tuple[float, int] | None:
         """Returns the known scale and zero point of a rounding."""
         if equation.primitive.name != "round_inputs":
             return None

@@ -123,7 +123,7 @@ class ProgramConverter:
         """Returns the results of a function of jax, traced for these shapes and dtypes."""
         return self.convert(decompose(trace(function, structs, {}), self._has), operands)
 
-    def convert(self, program: Any, operands: Sequence[Any]) -> list[Any]:
+    def convert(self, program: TracedProgram, operands: Sequence[Any]) -> list[Any]:
         """Returns the results of a program of operations of the target.
 
         Raises:

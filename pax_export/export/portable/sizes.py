@@ -11,25 +11,25 @@ import numpy as np
 from jax import export as jax_export
 
 from pax_export._foundations.jax import scope_constraints
-from pax_export._foundations.types import Array, PyTree
+from pax_export._foundations.types import Array, Aval, PyTree, Size
 
 _COMPARISON = re.compile(r"comparison '(.+)' (>=|<|>) '(.+)' is inconclusive")
 #: The largest number of comparisons that are assumed.
 _MOST = 20
 
 
-def is_number(size: Any) -> bool:
+def is_number(size: Size | str) -> bool:
     return isinstance(size, (int, np.integer))
 
 
-def same_size(one: Any, other: Any) -> bool:
+def same_size(one: Size, other: Size) -> bool:
     """Returns whether two sizes are equal; jax prints equal symbolic ones alike."""
     return one == other if is_number(one) and is_number(other) else str(one) == str(other)
 
 
-def has_no_elements(array: Array) -> bool:
+def has_no_elements(array: Array | Aval) -> bool:
     """Returns whether a static size of an array or its type is 0; random keys always have some."""
-    sizes: Any = getattr(array, "shape", ())
+    sizes: Sequence[Any] = getattr(array, "shape", ())
     if not any(is_number(size) and size == 0 for size in sizes):
         return False
     return not jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key)

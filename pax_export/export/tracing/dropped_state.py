@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pax_export._foundations.jax import needed_part, scan_operands
-from pax_export._foundations.jaxpr import called_program, inner_programs, interpret
+from pax_export._foundations.jaxpr import called_program, inner_programs, interpret, jaxpr_of
 from pax_export._foundations.types import ClosedJaxpr, Equation, Jaxpr, PyTree, TracedProgram
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.source_lines import Chain, source_text
@@ -281,7 +281,7 @@ def _sum_of(equation: Equation, operands: Sequence[_Sum]) -> _Sum:
 
 
 def _operands_of(program: ClosedJaxpr) -> Sequence[Any]:
-    return getattr(program, "jaxpr", program).invars
+    return jaxpr_of(program).invars
 
 
 def _union_of_bits(bits: Iterable[int]) -> int:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from jax.export import is_symbolic_dim
 
-from pax_export._foundations.jaxpr import inner_programs
-from pax_export._foundations.types import Equation, Jaxpr, PyTree, TracedProgram
+from pax_export._foundations.jaxpr import inner_programs, jaxpr_of
+from pax_export._foundations.types import Atom, Equation, Jaxpr, Size, TracedProgram
 from pax_export.core import path_in
 from pax_export.export.artifact import dimensions
 from pax_export.export.portable.decompose import decomposed
@@ -74,18 +74,18 @@ class Work:
 
 def work_of(program: TracedProgram) -> Work:
     work = Work()
-    _count_jaxpr(getattr(program, "jaxpr", program), "", 1, work)
+    _count_jaxpr(jaxpr_of(program), "", 1, work)
     return work
 
 
-def _count_jaxpr(jaxpr: TracedProgram, around: str, times: object, work: Work) -> None:
+def _count_jaxpr(jaxpr: Jaxpr, around: str, times: Size, work: Work) -> None:
     for equation in jaxpr.eqns:
         path = path_in(equation, around)
         if not count_operation(equation, path, times, work):
             _count_inner(equation, path, times, work)
 
 
-def count_operation(equation: Equation, path: str, times: PyTree, work: Work) -> bool:
+def count_operation(equation: Equation, path: str, times: Size, work: Work) -> bool:
     """Adds an operation without inner programs; returns False if its count is unknown."""
     name = equation.primitive.name
     rule = _RULES.get(name)
@@ -103,23 +103,23 @@ def count_operation(equation: Equation, path: str, times: PyTree, work: Work) ->
     return True
 
 
-def _add_work(work: Work, path: str, flops: object, equation: Any) -> None:
+def _add_work(work: Work, path: str, flops: Size, equation: Equation) -> None:
     work.flops[path] += flops
     dtypes = work.dtypes[path]
     dtype = str(next((v.aval.dtype for v in equation.invars if hasattr(v.aval, "dtype")), ""))
     dtypes[dtype] = dtypes.get(dtype, 0) + flops
 
 
-def _count_inner(equation: Equation, path: str, times: object, work: Work) -> None:
+def _count_inner(equation: Equation, path: str, times: Size, work: Work) -> None:
     name = equation.primitive.name
-    programs = [getattr(inner, "jaxpr", inner) for inner in inner_programs(equation)]
+    programs = [jaxpr_of(inner) for inner in inner_programs(equation)]
     if not programs and (expanded := _decomposition(equation)) is not None:
         programs = [expanded]
     if not programs:
         work.uncounted.add(name)
     elif name == "custom_linear_solve":
         solve = equation.params["jaxprs"].solve
-        _count_jaxpr(getattr(solve, "jaxpr", solve), path, times, work)
+        _count_jaxpr(jaxpr_of(solve), path, times, work)
     elif name == "scan":
         _count_jaxpr(programs[0], path, times * equation.params["length"], work)
     elif name == "while":
@@ -141,11 +141,11 @@ def _decomposition(equation: Equation) -> Any:
         program = decomposed(equation).jaxpr
     except (NotDecomposedError, KeyError):
         return None
-    return program if _scopes(program) <= _scopes(equation) else None
+    return program if _scopes(program.invars) <= _scopes(equation.invars) else None
 
 
-def _scopes(program: Any) -> set[int]:
-    shapes = [getattr(each.aval, "shape", ()) for each in program.invars]
+def _scopes(atoms: Sequence[Atom]) -> set[int]:
+    shapes = [getattr(each.aval, "shape", ()) for each in atoms]
     return {id(size.scope) for shape in shapes for size in shape if is_symbolic_dim(size)}
 
 
@@ -209,7 +209,7 @@ def _reduction_work(equation: Equation) -> Any:
     return _count_elements(equation.invars[:outputs]) - _count_elements(equation.outvars)
 
 
-def _cumulative_work(equation: Any) -> Any:
+def _cumulative_work(equation: Equation) -> Any:
     """Counts as XLA does for a window over all earlier elements."""
     size = equation.invars[0].aval.shape[equation.params["axis"]]
     return _count_elements(equation.outvars) * (size - 1)
@@ -222,14 +222,14 @@ def _per_row(count: int, operand: int = 0) -> Callable[[Any], Any]:
     )
 
 
-def _quantized_dot(equation: Any) -> Any:
+def _quantized_dot(equation: Equation) -> Any:
     """The product and, once, the numbers of the matrix or of the kernel of a convolution."""
     axis = equation.params.get("channels", -1)
     inner, outer = (each[0].aval.shape[axis] for each in (equation.invars, equation.outvars))
     return 2 * _count_elements(equation.outvars) * inner + 2 * inner * outer
 
 
-def _random_bits(equation: Any) -> Any:
+def _random_bits(equation: Equation) -> Any:
     """Threefry, as its loops count: pairs of numbers, and a key; other generators are free."""
     if "fry" not in str(equation.invars[0].aval.dtype):
         return 0
@@ -243,13 +243,13 @@ def _integer_power(equation: Equation) -> Any:
     return _count_elements(equation.outvars) * (multiplications + (equation.params["y"] < 0))
 
 
-def _dot_work(equation: Any) -> Any:
+def _dot_work(equation: Equation) -> Any:
     (contracted, _), _ = equation.params["dimension_numbers"]
     shape = equation.invars[0].aval.shape
     return 2 * _count_elements(equation.outvars) * _product_of(shape[axis] for axis in contracted)
 
 
-def _ragged_dot(equation: Any) -> Any:
+def _ragged_dot(equation: Equation) -> Any:
     """Each number of the left side times those of a row of the one matrix that its group has."""
     numbers = equation.params["ragged_dot_dimension_numbers"]
     (_, contracted), (_, batch) = numbers.dot_dimension_numbers
@@ -259,7 +259,7 @@ def _ragged_dot(equation: Any) -> Any:
     return 2 * _count_elements(equation.invars[:1]) * row
 
 
-def _convolution_work(equation: Any) -> Any:
+def _convolution_work(equation: Equation) -> Any:
     numbers = equation.params["dimension_numbers"]
     image, kernel = (variable.aval.shape for variable in equation.invars)
     output = equation.outvars[0].aval.shape
@@ -281,7 +281,13 @@ def _convolution_work(equation: Any) -> Any:
 
 
 def _valid_positions(
-    size: Any, kernel: PyTree, output: Any, stride: int, padding: PyTree, spread: int, dilation: int
+    size: Size,
+    kernel: Size,
+    output: Size,
+    stride: int,
+    padding: Sequence[Size],
+    spread: int,
+    dilation: int,
 ) -> Any:
     """Counts the pairs of kernel and image elements along one axis, without padding."""
     if not all(isinstance(each, int) for each in (size, kernel, output, *padding)):
@@ -306,7 +312,7 @@ def _window_work(equation: Equation) -> Any:
     return _count_elements(equation.outvars) * (window - 1)
 
 
-def _sort_work(equation: Any) -> Any:
+def _sort_work(equation: Equation) -> Any:
     size = _product_of(equation.invars[0].aval.shape)
     return size * max(1, math.ceil(math.log2(size))) if isinstance(size, int) and size else size
 
@@ -314,7 +320,7 @@ def _sort_work(equation: Any) -> Any:
 def _cubic_work(factor: float) -> Callable[[Any], Any]:
     """Counts a factorization of `[..., n, n]`: a fraction of n operations per element."""
 
-    def rule(equation: Any) -> Any:
+    def rule(equation: Equation) -> Any:
         *_, size = equation.invars[0].aval.shape
         work = _count_elements(equation.invars[:1]) * size
         return int(work * factor) if isinstance(work, int) else work

@@ -159,7 +159,9 @@ def _arguments(
     return args, named
 
 
-def constraints_on(names: Iterable[str], constraints: Sequence[str], scope: Any) -> tuple[str, ...]:
+def constraints_on(
+    names: Iterable[str], constraints: Sequence[str], scope: jax_export.SymbolicScope
+) -> tuple[str, ...]:
     """Returns constraints in terms of the dimensions that shapes have.
 
     jax has put an equality into the shapes: "n == 2*m" leaves no n, and "n >= 2" is about m.
@@ -174,7 +176,7 @@ def constraints_on(names: Iterable[str], constraints: Sequence[str], scope: Any)
     return tuple(dict.fromkeys(filter(None, texts)))
 
 
-def _in_shapes(constraint: str, there: Collection[str], scope: Any) -> str:
+def _in_shapes(constraint: str, there: Collection[str], scope: jax_export.SymbolicScope) -> str:
     """Returns a constraint with the sizes that dimensions are equal to; "" if it says no more."""
     missing = [name for name in dimensions.constrained_names(constraint) if name not in there]
     left, relation, _ = re.split("([<>=]=)", constraint, maxsplit=1)

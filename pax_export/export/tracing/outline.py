@@ -16,8 +16,14 @@ import jax
 import numpy as np
 
 from pax_export._foundations.jax import call_part, needed_part
-from pax_export._foundations.jaxpr import bind_equation, inner_programs, is_literal, is_program
-from pax_export._foundations.types import Equation, Jaxpr, PyTree
+from pax_export._foundations.jaxpr import (
+    bind_equation,
+    inner_programs,
+    is_literal,
+    is_program,
+    jaxpr_of,
+)
+from pax_export._foundations.types import Atom, Aval, Equation, Jaxpr, TracedProgram
 
 #: Shorter copies are not outlined, because a call is as long.
 LEAST_LENGTH = 8
@@ -52,15 +58,15 @@ class Repeat:
         return self.length * (self.count - 1)
 
 
-def outline(program: Any) -> Callable[[list[Any]], list[Any]] | None:
+def outline(program: TracedProgram) -> Callable[[list[Any]], list[Any]] | None:
     """A function of flat arguments equal to a program, sharing repeated parts; or None."""
-    jaxpr = program.jaxpr
+    jaxpr = jaxpr_of(program)
     wires = _Wires(jaxpr)
     repeats = sorted(_find_repeats(jaxpr.eqns, wires), key=lambda repeat: repeat.start)
     if not repeats:
         return None
     parts = list(_make_segments(jaxpr, wires, repeats))
-    known = dict(zip(jaxpr.constvars, program.consts))
+    known = dict(zip(jaxpr.constvars, getattr(program, "consts", ())))
 
     def run(operands: list[Any]) -> list[Any]:
         values = known | dict(zip(jaxpr.invars, operands))
@@ -253,7 +259,7 @@ class Alike:
         results = tuple(variable.aval for variable in equation.outvars)
         return equation.primitive, id(equation.ctx), parameters, operands, results
 
-    def _comparable(self, value: object) -> Hashable:
+    def _comparable(self, value: Any) -> Hashable:
         """A parameter as something that equals that of an equal equation."""
         if is_program(value):
             return self._number_of_program(value)
@@ -261,9 +267,9 @@ class Alike:
             return tuple(map(self._comparable, value))
         return value
 
-    def _number_of_program(self, program: Any) -> int:
+    def _number_of_program(self, program: TracedProgram) -> int:
         if id(program) not in self._programs:
-            jaxpr, constants = getattr(program, "jaxpr", program), getattr(program, "consts", ())
+            jaxpr, constants = jaxpr_of(program), getattr(program, "consts", ())
             self._programs[id(program)] = program, self._of(self._described(jaxpr, constants))
         return self._programs[id(program)][1]
 
@@ -298,11 +304,11 @@ class Alike:
             return object()  # equal to itself only
 
 
-def _struct_of_aval(aval: PyTree) -> jax.ShapeDtypeStruct:
+def _struct_of_aval(aval: Aval) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
 
 
-def _comparable_atom(atom: PyTree) -> Hashable:
+def _comparable_atom(atom: Atom) -> Hashable:
     """Identifies an operand: the value of a literal, the type of a variable."""
     if not is_literal(atom):
         return atom.aval

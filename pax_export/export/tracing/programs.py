@@ -22,6 +22,7 @@ from pax_export._foundations.jaxpr import (
     called_program,
     inner_programs,
     interpret,
+    jaxpr_of,
     jaxpr_operations,
     jaxpr_sizes,
 )
@@ -470,6 +471,6 @@ def _describe(program: TracedProgram) -> list[Hashable]:
     def constant(value: PyTree) -> Hashable:
         return repr(value) if np.ndim(value) == 0 else ("array", np.shape(value))
 
-    count = len(getattr(program, "jaxpr", program).invars)
+    count = len(jaxpr_of(program).invars)
     results = interpret(program, list(range(count)), operate, constant=constant)
     return [*found, repr(results)]

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from pax_export._foundations.errors import (
@@ -121,7 +122,7 @@ def _choose_runtimes(names: Sequence[str], wanted: Sequence[str], own: str) -> l
     return [name for name in names if not wanted or name in wanted]
 
 
-def _can_run(others: Any, name: str, is_asked_for: bool) -> bool:
+def _can_run(others: ModuleType, name: str, is_asked_for: bool) -> bool:
     try:
         others.check([name], f"certify in {name}")
     except MissingPackageError:
@@ -147,7 +148,7 @@ def _compared(done: recheck.Rechecked) -> list[tuple[str, Any, Mapping[str, Any]
 
 
 def _run_elsewhere(
-    others: Any, name: str, path: Path, done: recheck.Rechecked, seconds: float | None
+    others: ModuleType, name: str, path: Path, done: recheck.Rechecked, seconds: float | None
 ) -> RuntimeResult:
     base = JAX if done.reference is not None else "".join(done.format.runtime[:1])
     answers = _compared(done)

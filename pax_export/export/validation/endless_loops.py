@@ -11,7 +11,7 @@ from jax.extend.core import jaxpr_as_fun
 
 from pax_export._foundations.errors import ValidationError
 from pax_export._foundations.jaxpr import bind_equation, called_program, interpret
-from pax_export._foundations.types import Equation
+from pax_export._foundations.types import Array, Equation
 from pax_export.export.tracing.source_lines import source_text
 
 #: The seconds that a loop may take for random inputs, and the iterations that are tried first.
@@ -33,7 +33,7 @@ def check_loops_end(
     chains: list[tuple[Any, ...]] = []
 
     @jax.jit
-    def unfinished(most: Any, *given: Any) -> list[Any]:
+    def unfinished(most: Array | int, *given: Any) -> list[Any]:
         found, callers = list[Any](), list[Any]()
         chains.clear()
 
@@ -66,7 +66,9 @@ def check_loops_end(
         most *= 2
 
 
-def _bounded_loop(equation: Equation, values: list[Any], most: Any) -> tuple[list[Any], Any]:
+def _bounded_loop(
+    equation: Equation, values: list[Any], most: Array | int
+) -> tuple[list[Any], Any]:
     """The results of a loop after some iterations, and whether it would go on."""
     params = equation.params
     first = params["cond_nconsts"]

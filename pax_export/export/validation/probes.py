@@ -17,9 +17,10 @@ from pax_export._foundations.jaxpr import (
     called_program,
     inner_programs,
     interpret,
+    jaxpr_of,
     jaxpr_primitives,
 )
-from pax_export._foundations.types import Equation, PyTree, TracedProgram
+from pax_export._foundations.types import Aval, Equation, PyTree, TracedProgram
 from pax_export.export.artifact.dtypes import is_inexact, is_integer
 from pax_export.export.validation.budget import Budget
 from pax_export.export.validation.serve import Arrays
@@ -114,7 +115,7 @@ def _one_by_one(inputs: Arrays) -> Iterator[tuple[str, str, Arrays]]:
 
 def _side_by_side(inputs: Arrays, program: TracedProgram) -> Arrays:
     """Returns the inputs with unusual values among the elements; indices do not change."""
-    count = len(getattr(program, "jaxpr", program).invars)
+    count = len(jaxpr_of(program).invars)
     places = _read_as_places(program)
     changed = {}
     for at, (name, value) in enumerate(inputs.items()):
@@ -146,11 +147,11 @@ def _read_as_places(program: TracedProgram) -> set[int]:
             found.update(read)
         return [read if _is_integer(each.aval) else set() for each in equation.outvars]
 
-    count = len(getattr(program, "jaxpr", program).invars)
+    count = len(jaxpr_of(program).invars)
     interpret(program, [{at} for at in range(count)], operate, constant=lambda value: set())
     return found
 
 
-def _is_integer(aval: Any) -> bool:
+def _is_integer(aval: Aval) -> bool:
     dtype = getattr(aval, "dtype", None)
     return isinstance(dtype, np.dtype) and is_integer(dtype)  # no random keys

@@ -24,6 +24,7 @@ from pax_export._foundations.errors import (
     ValidationError,
 )
 from pax_export._foundations.files import stale_temporaries, system
+from pax_export._foundations.types import ArrayLike
 from pax_export.export.artifact.dtypes import is_inexact
 from pax_export.export.artifact.formats import Format, import_function
 from pax_export.export.validation import serve
@@ -382,7 +383,7 @@ def _largest_difference(
     where: str,
     factor: float,
     scale: float = 0.0,
-    tolerance: Any = None,
+    tolerance: float | np.ndarray | None = None,
 ) -> float:
     if (expected.shape, expected.dtype) != (got.shape, got.dtype):
         raise ValidationError(
@@ -453,7 +454,7 @@ def _in_chunks(values: np.ndarray) -> Iterator[np.ndarray]:
     return (flat[start : start + _PIECE] for start in range(0, flat.size, _PIECE))
 
 
-def largest_size(values: Any) -> float:
+def largest_size(values: ArrayLike) -> float:
     """The largest size of a number that has one."""
     largest = 0.0
     for piece in map(widen, _in_chunks(np.asarray(values))):

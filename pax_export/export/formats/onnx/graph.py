@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
 import numpy as np
@@ -40,6 +40,10 @@ Inline = Callable[[Any, Sequence[Value]], list[Value]]
 MICROSOFT = "com.microsoft"
 #: Its attention takes heads whose channels are a multiple of this.
 HEAD_CHANNELS = 8
+
+
+#: An operand: a value, the name of one, a constant, or None for a missing one.
+Operand: TypeAlias = Value | str | np.ndarray | np.generic | float | None
 
 
 class GraphBuilder:
@@ -83,7 +87,7 @@ class GraphBuilder:
         return f"{kind or self.operation}:{self._count}"
 
     def __call__(
-        self, operator: str, *operands: Any, results: int | None = None, **attributes: Any
+        self, operator: str, *operands: Operand, results: int | None = None, **attributes: Any
     ) -> Any:
         """Adds an operator; returns the name of its result, or a list of names of several."""
         return self._add(self.nodes, operator, operands, results, attributes)
@@ -98,7 +102,7 @@ class GraphBuilder:
         nodes.append(self.onnx.helper.make_node(operator, names, made, name=made[0], **attributes))
         return made[0] if results is None else made
 
-    def name(self, operand: Any) -> str:
+    def name(self, operand: Operand) -> str:
         """The name of an operand; constants are stored."""
         if operand is None:
             return ""
@@ -123,7 +127,7 @@ class GraphBuilder:
         """The number that ONNX has for a dtype."""
         return self.onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
 
-    def cast(self, operand: Any, dtype: DTypeLike) -> str:
+    def cast(self, operand: Operand, dtype: DTypeLike) -> str:
         if isinstance(operand, Value):
             if operand.carrier == np.dtype(dtype):
                 return operand.name
@@ -136,12 +140,12 @@ class GraphBuilder:
         kept = {"saturate": 0} if np.dtype(dtype).name.startswith("float8") else {}
         return {"to": self.type(dtype), **kept}
 
-    def literal(self, value: Any) -> Value:
+    def literal(self, value: Operand) -> Value:
         dtype = jax.numpy.result_type(value)
         array = np.asarray(value).astype(carrier(dtype))
         return Value(self.constant(array), np.dtype(dtype), array.shape, array)
 
-    def like(self, value: Any, operand: Value) -> np.ndarray:
+    def like(self, value: Operand, operand: Value) -> np.ndarray:
         """A number of the type that carries an operand."""
         return np.asarray(value, operand.carrier)
 
@@ -162,7 +166,7 @@ class GraphBuilder:
 
     # Shapes.
 
-    def reshape(self, name: Any, shape: Sequence[Any]) -> str:
+    def reshape(self, name: Operand, shape: Sequence[Any]) -> str:
         """Gives another shape to an array of as many elements."""
         before = name.shape if isinstance(name, Value) else None
         name = self.name(name)
@@ -178,7 +182,7 @@ class GraphBuilder:
         self.reshaped[made] = name, before
         return made
 
-    def transpose(self, name: Any, order: Sequence[int]) -> Any:
+    def transpose(self, name: Operand, order: Sequence[int]) -> Any:
         if list(order) == list(range(len(order))):
             return name
         if (name := self.name(name)) in self.turned:
@@ -188,13 +192,13 @@ class GraphBuilder:
         self.turned[made] = lambda axes: self.transpose(name, [order[axis] for axis in axes])
         return made
 
-    def unsqueeze(self, name: Any, axes: Sequence[int]) -> Any:
+    def unsqueeze(self, name: Operand, axes: Sequence[int]) -> Any:
         return self("Unsqueeze", name, np.array(axes, np.int64)) if len(axes) else name
 
-    def squeeze(self, name: Any, axes: Sequence[int]) -> Any:
+    def squeeze(self, name: Operand, axes: Sequence[int]) -> Any:
         return self("Squeeze", name, np.array(axes, np.int64)) if len(axes) else name
 
-    def expand(self, name: Any, shape: Sequence[Any]) -> str:
+    def expand(self, name: Operand, shape: Sequence[Any]) -> str:
         return self("Expand", name, self.sizes.shape(shape))
 
     def arange(self, size: Any) -> Any:
@@ -277,7 +281,7 @@ class GraphBuilder:
 
     def branched(
         self,
-        condition: Any,
+        condition: Operand,
         then: Callable[[], Sequence[Value]],
         otherwise: Callable[[], Sequence[Value]],
     ) -> list[str]:

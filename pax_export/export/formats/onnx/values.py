@@ -110,7 +110,7 @@ class OnnxSizes:
             self._written[text] = dimensions.evaluate_over(text, self._variables, self._calculated)
         return self._written[text]
 
-    def one(self, size: object) -> Any:
+    def one(self, size: Any) -> Any:
         """A size as an array with one element: a constant, or a name."""
         return self._array(self.of(size))
 
@@ -124,11 +124,11 @@ class OnnxSizes:
             self._shapes[text] = self._node("Concat", *pieces, axis=0)
         return self._shapes[text]
 
-    def scalar(self, size: object, kind: dict[str, int]) -> str:
+    def scalar(self, size: Any, kind: dict[str, int]) -> str:
         """Returns a size as a scalar, with these attributes of `Cast`."""
         return self.cast(self._number(size), kind)
 
-    def arange(self, size: object) -> str:
+    def arange(self, size: Any) -> str:
         """0, 1, 2... as int64."""
         first, step = np.array(0, np.int64), np.array(1, np.int64)
         number = self._number(size)
@@ -143,7 +143,7 @@ class OnnxSizes:
             self._shapes[key] = make()
         return self._shapes[key]
 
-    def _number(self, size: object) -> str:
+    def _number(self, size: Any) -> str:
         first = np.array([0], np.int64)
         make = partial(self._node, "Squeeze", self.one(size), first)
         return self._once(f"number {size}", make)

@@ -14,7 +14,7 @@ from pax_export.export.formats.tflite import rules
 from pax_export.export.formats.tflite.builder import moves
 from pax_export.export.formats.tflite.builder import operators as lite
 from pax_export.export.formats.tflite.builder.encode import TfliteSignature
-from pax_export.export.formats.tflite.builder.graph import Graph, Tensor, of_source
+from pax_export.export.formats.tflite.builder.graph import Graph, Tensor, TensorLike, of_source
 from pax_export.export.formats.tflite.tensors import (
     CARRIERS,
     RULES,
@@ -136,7 +136,7 @@ def _check_places(program: Program) -> None:
             )
 
 
-def _now(value: object, stored: bool = False) -> Any:
+def _now(value: TensorLike, stored: bool = False) -> Any:
     if isinstance(value, LazyWeight):
         return value.stored() if stored else value()
     return value
@@ -253,7 +253,7 @@ def _apply_rule(
 _EXACT = EXACT | {"neg", "abs"}
 
 
-def _rounded(value: object, struct: object) -> Any:
+def _rounded(value: TensorLike, struct: object) -> Any:
     """Halves are computed as float32; each operation of jax rounds its result."""
     name = kind(struct)
     if name not in ("float16", "bfloat16"):

@@ -18,7 +18,7 @@ from pax_export._foundations.types import DTypeLike
 from pax_export.export.artifact import dimensions
 from pax_export.export.formats.tflite.builder import moves
 from pax_export.export.formats.tflite.builder import operators as lite
-from pax_export.export.formats.tflite.builder.graph import Tensor, current
+from pax_export.export.formats.tflite.builder.graph import Tensor, TensorLike, current
 from pax_export.export.portable import RuleTable
 from pax_export.export.portable.sizes import is_number as is_static
 
@@ -35,7 +35,7 @@ NARROW = ("int8", "int16", "uint8", "uint16")
 _DIMENSIONS = 4
 
 
-def constant(value: object, dtype: DTypeLike | None = None) -> Any:
+def constant(value: TensorLike, dtype: DTypeLike | None = None) -> Any:
     """Returns a jax or numpy array as a constant in its carrier type."""
     array = np.asarray(value) if dtype is None else np.asarray(value, dtype)
     carrier = CARRIERS[array.dtype.name]
@@ -259,7 +259,7 @@ class Operation:
     def reshape(self, tensor: Tensor, shape: Sequence[Any]) -> Any:
         return reshape(tensor, shape, self.sizes)
 
-    def full(self, tensor: object, shape: Sequence[Any]) -> Any:
+    def full(self, tensor: TensorLike, shape: Sequence[Any]) -> Any:
         return full(tensor, shape, self.sizes)
 
 

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from pax_export._foundations.jaxpr import bind_equation, branch_for_cpu, interpret
-from pax_export._foundations.types import Array, Equation
+from pax_export._foundations.jaxpr import bind_equation, branch_for_cpu, interpret, jaxpr_of
+from pax_export._foundations.types import Array, Equation, TracedProgram
 from pax_export.export.portable.decompositions.registry import NotDecomposedError, decomposes
 from pax_export.export.portable.kept import call
 
@@ -50,7 +50,7 @@ def unstack(x: Array, *, axis: int = 0, **_: object) -> list[Any]:
     return [call("take", x, np.int32(place), axis=axis) for place in range(x.shape[axis])]
 
 
-def is_choice(equation: Any) -> bool:
+def is_choice(equation: Equation) -> bool:
     """Whether a `select_n` is one of two arrays by truth values, as targets have it."""
     return len(equation.invars) == 3 and equation.invars[0].aval.dtype == np.bool_
 
@@ -86,14 +86,14 @@ def branch(which: Array, *operands: Array, branches: Sequence[Any], **_: object)
 def is_of_one(equation: Equation) -> bool:
     """Returns whether a `while` is a single loop, unlike those of `jax.vmap`."""
     program = equation.params["cond_jaxpr"]
-    return not getattr(program, "jaxpr", program).outvars[0].aval.shape
+    return not jaxpr_of(program).outvars[0].aval.shape
 
 
 @decomposes("while", any_dtype=True)
 def while_any(
     *operands: Array,
-    cond_jaxpr: Any,
-    body_jaxpr: Any,
+    cond_jaxpr: TracedProgram,
+    body_jaxpr: TracedProgram,
     cond_nconsts: int,
     body_nconsts: int,
     **_: Any,

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from pax_export._foundations.types import Array, Equation
+from pax_export._foundations.types import Array, DTypeLike, Equation, Size
 from pax_export.export.portable.decompositions.registry import NotDecomposedError, decomposes
 from pax_export.export.portable.program import is_static
 from pax_export.export.portable.sizes import is_number, same_size
@@ -23,7 +23,7 @@ def is_plain_pad(equation: Equation) -> bool:
     return all(inner == 0 and not _is_negative(low, high) for low, high, inner in config)
 
 
-def _is_negative(*sizes: Any) -> bool:
+def _is_negative(*sizes: Size) -> bool:
     return any(is_number(size) and size < 0 for size in sizes)
 
 
@@ -48,7 +48,7 @@ def pad(x: Array, value: Array, *, padding_config: Sequence[tuple[Any, Any, Any]
     return lax.pad(x, value, edges)
 
 
-def is_padded_as_same(equation: Any) -> bool:
+def is_padded_as_same(equation: Equation) -> bool:
     """Whether the padding of a convolution or pool is ``"SAME"``, which runtimes have for any size.
 
     They do not have it for dilated windows.
@@ -68,7 +68,7 @@ def is_padded_as_same(equation: Any) -> bool:
     return all(tuple(one) == tuple(other) for one, other in zip(same, params["padding"]))
 
 
-def is_plain_convolution(equation: Any) -> bool:
+def is_plain_convolution(equation: Equation) -> bool:
     """Returns whether runtimes support a convolution: float32 or less, over at most three axes.
 
     Kernels and groups have static sizes, there are no batch groups, and padding is neither between
@@ -136,7 +136,7 @@ def _by_products(
     window_strides: Sequence[int],
     rhs_dilation: Sequence[int],
     feature_group_count: Any,
-    preferred_element_type: Any,
+    preferred_element_type: DTypeLike | None,
     **_: object,
 ) -> Any:
     wide, deep, *taps = kernel.shape

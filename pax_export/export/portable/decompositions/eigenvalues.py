@@ -22,7 +22,9 @@ _SWEEPS = 12
 
 
 @decomposes("eigh", any_dtype=True)
-def eigh(a: Array, *, lower: bool = True, subset_by_index: Any = None, **_: Any) -> tuple[Any, Any]:
+def eigh(
+    a: Array, *, lower: bool = True, subset_by_index: tuple[int, int] | None = None, **_: Any
+) -> tuple[Any, Any]:
     """The vectors, and the values in ascending order."""
     require_static(a)
     if subset_by_index not in (None, (0, a.shape[-1])):
@@ -37,7 +39,12 @@ def eigh(a: Array, *, lower: bool = True, subset_by_index: Any = None, **_: Any)
 
 @decomposes("svd", any_dtype=True)
 def svd(
-    a: Array, *, full_matrices: bool, compute_uv: bool, subset_by_index: Any = None, **_: Any
+    a: Array,
+    *,
+    full_matrices: bool,
+    compute_uv: bool,
+    subset_by_index: tuple[int, int] | None = None,
+    **_: Any,
 ) -> tuple[Any, ...]:
     """The values in descending order; with vectors, those on the left and on the right too."""
     require_static(a)
@@ -132,13 +139,15 @@ def _columns_turned(x: Array, cosine: Array, sine: Array) -> Any:
     )
 
 
-def _rotated(state: Any, turn: Callable[[Any], tuple[Any, Any]], change: Callable) -> Any:
+def _rotated(
+    state: tuple[Array, ...], turn: Callable[[Any], tuple[Any, Any]], change: Callable
+) -> Any:
     """Runs all rounds on a state whose last element, the vectors, has `count` columns."""
     count = state[-1].shape[-1]
     if count < 2:
         return state
 
-    def step(state: Any, _: Any) -> Any:
+    def step(state: tuple[Array, ...], _: Any) -> Any:
         cosine, sine = turn(state)
         return change(state, cosine, sine), None
 
@@ -175,12 +184,12 @@ def _eigh(a: Array) -> tuple[Any, Any]:
     def diagonal(x: Array) -> Any:
         return (x * jnp.eye(x.shape[-1], dtype=x.dtype)).sum(-1)
 
-    def turn(state: Any) -> tuple[Any, Any]:
+    def turn(state: tuple[Array, ...]) -> tuple[Any, Any]:
         upper, lower = _halves(state[0], a.ndim - 2)
         (pp, pq), (_, qq) = _halves(upper, a.ndim - 1), _halves(lower, a.ndim - 1)
         return _turn(diagonal(pp).real, diagonal(qq).real, diagonal(pq))
 
-    def change(state: Any, cosine: Array, sine: Array) -> Any:
+    def change(state: tuple[Array, ...], cosine: Array, sine: Array) -> Any:
         matrix, vectors = state
         matrix = _adjoint(_columns_turned(matrix, cosine, sine))
         matrix = _adjoint(_columns_turned(matrix, cosine, sine))
@@ -199,11 +208,11 @@ def _svd(a: Array, full: bool, with_vectors: bool) -> tuple[Any, ...]:
     count = a.shape[-1]
     wide = _evened(a, 1)
 
-    def turn(state: Any) -> tuple[Any, Any]:
+    def turn(state: tuple[Array, ...]) -> tuple[Any, Any]:
         one, other = _halves(state[0], a.ndim - 1)
         return _turn(_squares(one), _squares(other), (jnp.conj(one) * other).sum(-2))
 
-    def change(state: Any, cosine: Array, sine: Array) -> Any:
+    def change(state: tuple[Array, ...], cosine: Array, sine: Array) -> Any:
         return tuple(_columns_turned(each, cosine, sine) for each in state)
 
     _, vectors = _rotated((wide, _vectors(wide)), turn, change)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from pax_export._foundations.types import Array, ArrayLike
+from pax_export._foundations.types import Array, ArrayLike, TracedProgram
 from pax_export.export.portable import kept
 from pax_export.export.portable.decompositions.reductions import of_arrays
 from pax_export.export.portable.decompositions.registry import NotDecomposedError, decomposes
@@ -32,7 +32,7 @@ def gather(
     *,
     dimension_numbers: Any,
     slice_sizes: Sequence[Any],
-    mode: Any,
+    mode: lax.GatherScatterMode,
     fill_value: Any,
     **_: object,
 ) -> Any:
@@ -78,7 +78,11 @@ def gather(
 
 
 def _filled(
-    found: Array, starts: _Starts, offsets: Sequence[int], mode: Any, value: ArrayLike
+    found: Array,
+    starts: _Starts,
+    offsets: Sequence[int],
+    mode: lax.GatherScatterMode,
+    value: ArrayLike,
 ) -> Any:
     """Fills windows that would reach beyond the array."""
     if "FILL" not in str(mode).upper() or not starts.components:
@@ -95,9 +99,9 @@ def _scatter(how: str, *names: str) -> None:
         updates: Array,
         *,
         dimension_numbers: Any,
-        mode: Any,
+        mode: lax.GatherScatterMode,
         unique_indices: bool,
-        update_jaxpr: Any = None,
+        update_jaxpr: TracedProgram | None = None,
         update_consts: Sequence[Any] = (),
         **_: object,
     ) -> Any:
@@ -144,7 +148,7 @@ def scattered(
     indices: Array,
     updates: Array,
     numbers: Any,
-    mode: Any,
+    mode: lax.GatherScatterMode,
     combine: _Combine | None = None,
 ) -> Any:
     """Returns the array with updates set, added, multiplied, compared or combined at indices."""

@@ -6,12 +6,13 @@ the others.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
 
-from pax_export._foundations.types import Array
+from pax_export._foundations.types import Array, DTypeLike, Size
 from pax_export.export.portable.decompositions.registry import NotDecomposedError, decomposes
 from pax_export.precision import quantized
 
@@ -39,7 +40,7 @@ def _entry(vector: Array, index: Array | int) -> Any:
     return lax.dynamic_index_in_dim(vector, index, vector.ndim - 1, keepdims=True)
 
 
-def _loop(count: Any, step: Any, start: Any) -> Any:
+def _loop(count: Size, step: Callable[..., Any], start: Any) -> Any:
     """A loop over columns; without any, its body would have no column to read."""
     return start if isinstance(count, int) and count == 0 else lax.fori_loop(0, count, step, start)
 
@@ -86,7 +87,7 @@ def _substitute(a: Array, b: Array, lower: bool, unit: bool) -> Any:
     size = a.shape[-1]
     places = jnp.arange(size)
 
-    def step(count: Any, x: Array) -> Any:
+    def step(count: Size, x: Array) -> Any:
         i = count if lower else size - 1 - count
         row = _row(a, i)
         known = jnp.where(places < i if lower else places > i, row, 0)
@@ -105,7 +106,7 @@ def lu(a: Array, **_: object) -> tuple[Any, Any, Any]:
     steps = rows if rows == columns else min(rows, columns)
     numbers, across = jnp.arange(rows), jnp.arange(columns)
 
-    def step(j: Array, state: Any) -> Any:
+    def step(j: Array, state: tuple[Array, ...]) -> Any:
         a, pivots, order = state
         column = _column(a, j)
         size = jnp.abs(column.real)
@@ -160,7 +161,7 @@ def geqrf(a: Array, **_: object) -> tuple[Any, Any]:
     steps = min(rows, columns)
     numbers, across = jnp.arange(rows), jnp.arange(columns)
 
-    def step(j: Array, state: Any) -> Any:
+    def step(j: Array, state: tuple[Array, ...]) -> Any:
         a, taus = state
         column = _column(a, j)
         alpha = _entry(column, j)
@@ -200,7 +201,7 @@ def ormqr(
         return transposed(ormqr(a, taus, transposed(c), transpose=not transpose))
     steps, numbers = taus.shape[-1], jnp.arange(a.shape[-2])
 
-    def step(count: Any, made: Any) -> Any:
+    def step(count: Size, made: Array) -> Any:
         j = count if transpose else steps - 1 - count
         vector = jnp.where(numbers > j, _column(a, j), jnp.where(numbers == j, 1, 0))
         vector = vector.astype(a.dtype)
@@ -240,8 +241,8 @@ def ragged_dot_general(
     y: Array,
     counts: Array,
     *,
-    ragged_dot_dimension_numbers: Any,
-    preferred_element_type: Any = None,
+    ragged_dot_dimension_numbers: lax.RaggedDotDimensionNumbers,
+    preferred_element_type: DTypeLike | None = None,
     **_: object,
 ) -> Any:
     """Multiplies groups of rows by their own matrices: selects each row from all products."""
@@ -267,7 +268,7 @@ def cholesky_update(r: Array, w: Array) -> Any:
     """Rotates the rows of an upper factor and a vector, one by one, as whole rows, as jax does."""
     numbers = jnp.arange(r.shape[-1])
 
-    def step(j: Array, state: Any) -> Any:
+    def step(j: Array, state: tuple[Array, ...]) -> Any:
         r, w = state
         row = lax.dynamic_slice_in_dim(r, j, 1, -2)[..., 0, :]
         here, other = _entry(row, j), _entry(w, j)
@@ -286,7 +287,7 @@ def tridiagonal_solve(low: Array, middle: Array, high: Array, b: Array, **_: obj
     rows = [jnp.moveaxis(each, -1, 0) for each in (low, middle, high)]
     right_sides = jnp.moveaxis(b, -2, 0)
 
-    def forwards(state: Any, row: tuple[Array, ...]) -> Any:
+    def forwards(state: tuple[Array, ...], row: tuple[Array, ...]) -> Any:
         ratio, x = state
         below, here, above, right = row
         pivot = here - below * ratio

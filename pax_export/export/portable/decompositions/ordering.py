@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from pax_export._foundations.types import Array
+from pax_export._foundations.types import Array, Equation, Size
 from pax_export.export.portable.decompositions.indexing import ordered, unordered
 from pax_export.export.portable.decompositions.registry import decomposes
 from pax_export.export.portable.kept import call
@@ -22,7 +22,7 @@ _COMPARISONS = "lt le gt ge argmax argmin".split()
 _EXTREMES = "max min".split()
 
 
-def has_order(equation: Any) -> bool:
+def has_order(equation: Equation) -> bool:
     """Whether targets compare the operands of an equation as they are.
 
     They store unsigned integers of 32 and 64 bits as signed ones of the same bits, which have
@@ -80,7 +80,7 @@ _reduction("reduce_max", lax.reduce_or)
 _reduction("reduce_min", lax.reduce_and)
 
 
-def _ranked(x: Array, axis: int, count: Any, largest: bool) -> Any:
+def _ranked(x: Array, axis: int, count: Size, largest: bool) -> Any:
     return call("rank", _with_sign(x), axis=axis, count=count, largest=largest)
 
 
@@ -100,7 +100,7 @@ def sort(*operands: Array, dimension: int, num_keys: int, **_: object) -> list[A
 
 @decomposes("top_k")
 def top_k(
-    x: Array, *, k: Any, axis: int = -1, largest: bool = True, **_: object
+    x: Array, *, k: Size, axis: int = -1, largest: bool = True, **_: object
 ) -> tuple[Any, Any]:
     axis %= x.ndim
     places = _ranked(x, axis, k, largest)
@@ -109,7 +109,7 @@ def top_k(
 
 @decomposes("approx_top_k")
 def approx_top_k(
-    x: Array, *, k: Any, reduction_dimension: int, is_max_k: bool, **parameters: Any
+    x: Array, *, k: Size, reduction_dimension: int, is_max_k: bool, **parameters: Any
 ) -> tuple[Any, Any]:
     """Returns jax's result on CPUs: exact, in order, of as many elements as jax returns."""
     approximate = lax.approx_max_k if is_max_k else lax.approx_min_k

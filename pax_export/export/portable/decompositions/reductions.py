@@ -12,7 +12,15 @@ import jax.numpy as jnp
 from jax import lax
 
 from pax_export._foundations.jaxpr import bind_equation, interpret
-from pax_export._foundations.types import Array, DTypeLike, Jaxpr, TracedProgram
+from pax_export._foundations.types import (
+    Array,
+    DTypeLike,
+    Equation,
+    Jaxpr,
+    Primitive,
+    Size,
+    TracedProgram,
+)
 from pax_export.export.portable.decompositions.convolutions import is_padded_as_same
 from pax_export.export.portable.decompositions.registry import NotDecomposedError, decomposes
 from pax_export.export.portable.program import is_static
@@ -40,7 +48,7 @@ def _by_halves(name: str, combine: Callable[[Any, Any], Any], neutral: int) -> C
     return reduce
 
 
-def of_truth_values(equation: Any) -> bool:
+def of_truth_values(equation: Equation) -> bool:
     return equation.invars[0].aval.dtype == jnp.bool_
 
 
@@ -95,7 +103,7 @@ def _paired(rows: Arrays, function: Callable[[Arrays, Arrays], Arrays]) -> Array
 # --- Window reductions ---
 
 
-def is_plain_window(equation: Any) -> bool:
+def is_plain_window(equation: Equation) -> bool:
     """Whether windows of float32 have a static size, no dilation, and static or symbolic padding.
 
     Symbolic padding is that of ``"SAME"``, of a maximum.
@@ -179,7 +187,7 @@ def _slid(
     return found if step == 1 else _every(found, axis, 0, count, step)
 
 
-def _every(arrays: Arrays, axis: int, start: int, stop: object, step: int) -> Arrays:
+def _every(arrays: Arrays, axis: int, start: int, stop: Size, step: int) -> Arrays:
     # Not `slice_in_dim`, which compares symbolic sizes with 0.
     shape = arrays[0].shape
     starts, stops, steps = [0] * len(shape), list(shape), [1] * len(shape)
@@ -206,7 +214,7 @@ decomposes("reduce_window_min")(_pool(lax.min, greatest))
 
 @decomposes("reduce_window")
 def reduce_window(
-    *operands: Array, jaxpr: TracedProgram, consts: Any = (), **window: Any
+    *operands: Array, jaxpr: TracedProgram, consts: Sequence[Array] = (), **window: Any
 ) -> Arrays:
     """Reduces windows by any function of two arrays.
 
@@ -230,7 +238,7 @@ def reduce_window(
     return both((*begun, jnp.ones_like(some)), (*found, some))[:-1]
 
 
-def _selecting(select_prim: Any) -> tuple[Callable[[Arrays, Arrays], Arrays], Callable]:
+def _selecting(select_prim: Primitive) -> tuple[Callable[[Arrays, Arrays], Arrays], Callable]:
     """Selects one of two by its first array; the earlier one of ties."""
 
     def select(one: Arrays, other: Arrays) -> Arrays:
@@ -242,7 +250,7 @@ def _selecting(select_prim: Any) -> tuple[Callable[[Arrays, Arrays], Arrays], Ca
 
 @decomposes("select_and_gather_add")
 def select_and_gather_add(
-    tangents: Array, operand: Array, *, select_prim: object, **window: Any
+    tangents: Array, operand: Array, *, select_prim: Primitive, **window: Any
 ) -> Any:
     """The tangent at the place of each window that is selected."""
     select, neutral = _selecting(select_prim)
@@ -255,7 +263,7 @@ def select_and_scatter_add(
     source: Array,
     operand: Array,
     *,
-    select_prim: object,
+    select_prim: Primitive,
     window_dimensions: Sequence[int],
     window_strides: Sequence[int],
     padding: Sequence[tuple[Any, Any]],

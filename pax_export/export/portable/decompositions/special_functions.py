@@ -198,11 +198,11 @@ def _until_small(step: Callable, start: tuple[Any, ...]) -> Any:
     """Runs ``step(number, state) -> (state, change)``; the first of a state is the result."""
     bit = float(jnp.finfo(jnp.float32).eps)
 
-    def goes_on(carry: Any) -> Any:
+    def goes_on(carry: tuple[Array, ...]) -> Any:
         number, _, left = carry
         return left & (number < _MOST)
 
-    def again(carry: Any) -> Any:
+    def again(carry: tuple[Array, ...]) -> Any:
         number, state, _ = carry
         state, change = step(number, state)
         return number + 1, state, jnp.any(change > bit)
@@ -214,7 +214,7 @@ def _until_small(step: Callable, start: tuple[Any, ...]) -> Any:
 def _gamma_series(a: Array, x: Array) -> Any:
     """The lower part, without its factor, where x is less than a + 1."""
 
-    def step(number: Array, state: Any) -> Any:
+    def step(number: Array, state: tuple[Array, ...]) -> Any:
         total, term = state
         term = term * x / (a + number)
         return (total + term, term), jnp.abs(term) / total
@@ -229,7 +229,7 @@ def _fraction(first: Array, pair: Callable) -> Any:
     def away(value: Array) -> Any:
         return jnp.where(jnp.abs(value) < tiny, tiny, value)
 
-    def step(number: Array, state: Any) -> Any:
+    def step(number: Array, state: tuple[Array, ...]) -> Any:
         found, c, d = state
         a, b = pair(number)
         d = 1 / away(a * d + b)

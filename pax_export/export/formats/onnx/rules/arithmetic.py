@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from pax_export._foundations.types import Equation
 from pax_export.export.formats.onnx.graph import GraphBuilder, rule
 from pax_export.export.formats.onnx.rules.bits import shift_right_logical, shifted, widened
 from pax_export.export.formats.onnx.values import Value
@@ -188,7 +189,7 @@ def _direct(operator: str) -> Callable:
     return lambda builder, x, **_: builder(operator, x)
 
 
-def _is_not_double(equation: Any) -> bool:
+def _is_not_double(equation: Equation) -> bool:
     return equation.invars[0].aval.dtype != np.float64
 
 

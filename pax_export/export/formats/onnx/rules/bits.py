@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from pax_export._foundations.types import DTypeLike
-from pax_export.export.formats.onnx.graph import GraphBuilder, rule
+from pax_export.export.formats.onnx.graph import GraphBuilder, Operand, rule
 from pax_export.export.formats.onnx.values import Value, carrier
 from pax_export.export.portable import NotInTargetError
 
@@ -39,7 +39,7 @@ def _narrow(builder: GraphBuilder, wide: str, dtype: DTypeLike) -> str:
     return wide if carrier(dtype) == np.int64 else builder.cast(wide, np.int32)
 
 
-def shifted(builder: GraphBuilder, wide: object, amount: object, direction: str) -> str:
+def shifted(builder: GraphBuilder, wide: Operand, amount: Operand, direction: str) -> str:
     """Shifts the bits of int64 numbers as those of uint64."""
     both = [builder.cast(each, np.uint64) for each in (wide, amount)]
     return builder.cast(builder("BitShift", *both, direction=direction), np.int64)
@@ -137,7 +137,7 @@ _LAYOUTS = {"float32": (8, 23, 127), "float16": (5, 10, 15), "bfloat16": (8, 7, 
 
 
 @rule("bitcast_convert_type")
-def bitcast_convert_type(builder: GraphBuilder, x: Value, *, new_dtype: Any) -> Any:
+def bitcast_convert_type(builder: GraphBuilder, x: Value, *, new_dtype: DTypeLike) -> Any:
     before, after = np.dtype(x.dtype), np.dtype(new_dtype)
     if before == after:
         return x
@@ -261,7 +261,9 @@ def _is_negative(builder: GraphBuilder, x: Value) -> str:
 
 
 @rule("convert_element_type")
-def convert_element_type(builder: GraphBuilder, x: Value, *, new_dtype: Any, **_: object) -> Any:
+def convert_element_type(
+    builder: GraphBuilder, x: Value, *, new_dtype: DTypeLike, **_: object
+) -> Any:
     dtype = np.dtype(new_dtype)
     if dtype == x.dtype:
         return x

@@ -11,8 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pax_export._foundations.jax import scan_operands
+from pax_export._foundations.types import Size, TracedProgram
 from pax_export.export.formats.onnx.graph import (
     GraphBuilder,
+    Operand,
     all_nodes,
     bodies,
     is_number,
@@ -39,8 +41,8 @@ def cond(
 def while_(
     builder: GraphBuilder,
     *operands: Value,
-    cond_jaxpr: object,
-    body_jaxpr: object,
+    cond_jaxpr: TracedProgram,
+    body_jaxpr: TracedProgram,
     cond_nconsts: int,
     body_nconsts: int,
     **_: object,
@@ -69,7 +71,7 @@ class _Loop(NamedTuple):
 
 
 def _write_loop(
-    builder: GraphBuilder, loop: _Loop, turn: str, count: Any, start: Value
+    builder: GraphBuilder, loop: _Loop, turn: str, count: Operand, start: Value
 ) -> list[str]:
     """Writes a loop whose body computes the condition and the next state."""
     given = [
@@ -162,7 +164,7 @@ def _is_plain(nodes: Sequence[Any], states: Sequence[Value], pieces: Sequence[Va
     return moved.isdisjoint(names) and not read.isdisjoint(names)
 
 
-def _scan_by_loop(builder: GraphBuilder, loop: _Loop, length: Any, reverse: bool) -> list[str]:
+def _scan_by_loop(builder: GraphBuilder, loop: _Loop, length: Size, reverse: bool) -> list[str]:
     """Writes a scan as a loop, which takes onnxruntime a little longer."""
     turn, one = builder.new_name("turn"), np.array(1, np.int64)
     count = builder.squeeze(builder.sizes.one(length), [0])

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from pax_export.export.formats.onnx.graph import GraphBuilder, is_number, rule
+from pax_export._foundations.types import Equation
+from pax_export.export.formats.onnx.graph import GraphBuilder, Operand, is_number, rule
 from pax_export.export.formats.onnx.rules.slices import backwards
 from pax_export.export.formats.onnx.values import Value, carrier
 from pax_export.export.portable.decompositions.convolutions import is_plain_convolution
@@ -18,7 +19,7 @@ from pax_export.export.portable.decompositions.reductions import is_plain_window
 _MOST_AXES = 3
 
 
-def _is_convolution(equation: Any) -> bool:
+def _is_convolution(equation: Equation) -> bool:
     params, kernel = equation.params, equation.invars[1].aval
     if is_plain_convolution(equation):
         return True
@@ -87,7 +88,7 @@ def _pads_of_transposed(
 
 
 def _transpose_kernel(
-    builder: GraphBuilder, kernel: object, taps: Sequence[int], groups: int
+    builder: GraphBuilder, kernel: Operand, taps: Sequence[int], groups: int
 ) -> Any:
     """Returns the kernel of a transposed convolution: backwards, with input features first."""
     outside, inside, *space = map(int, taps)
@@ -103,7 +104,7 @@ def _transpose_kernel(
 # --- pools ------------------------------------------------------------------
 
 
-def _is_pool(equation: Any) -> bool:
+def _is_pool(equation: Equation) -> bool:
     """Whether windows are those of a pool: over the last axes, padded by less than a window."""
     told, rank = equation.params, equation.invars[0].aval.ndim
     widths = told["window_dimensions"]

@@ -8,7 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from pax_export.export.formats.onnx.graph import HEAD_CHANNELS, MICROSOFT, GraphBuilder, rule
+from pax_export.export.formats.onnx.graph import (
+    HEAD_CHANNELS,
+    MICROSOFT,
+    GraphBuilder,
+    Operand,
+    rule,
+)
 from pax_export.export.formats.onnx.rules.reductions import reduced
 from pax_export.export.formats.onnx.values import Value
 
@@ -20,7 +26,7 @@ _DFT = 20
 
 
 @rule("clip")
-def clip(builder: GraphBuilder, x: Value, *, low: Any = None, high: Any = None) -> str:
+def clip(builder: GraphBuilder, x: Value, *, low: Operand = None, high: Operand = None) -> str:
     if low == 0 and high is None:
         return builder("Relu", x)
     ends = [None if end is None else builder.like(end, x) for end in (low, high)]

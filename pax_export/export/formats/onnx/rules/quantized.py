@@ -16,7 +16,7 @@ import ml_dtypes
 import numpy as np
 
 from pax_export._foundations.types import DTypeLike
-from pax_export.export.formats.onnx.graph import GraphBuilder, rule
+from pax_export.export.formats.onnx.graph import GraphBuilder, Operand, rule
 from pax_export.export.formats.onnx.rules.convolutions import product
 from pax_export.export.formats.onnx.values import Value, carrier
 from pax_export.export.validation.integers import Quantized
@@ -118,7 +118,7 @@ class RoundedInputs(NamedTuple):
     integers: str
     scale: str
     zero: str
-    x: Any = None
+    x: Operand = None
 
 
 class RoundedRows(NamedTuple):

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from pax_export.export.formats.onnx.graph import GraphBuilder, rule
+from pax_export._foundations.types import DTypeLike, Equation
+from pax_export.export.formats.onnx.graph import GraphBuilder, Operand, rule
 from pax_export.export.formats.onnx.rules.convolutions import product
 from pax_export.export.formats.onnx.values import Value, carrier
 from pax_export.export.portable.decompositions.reductions import of_truth_values
@@ -15,7 +16,9 @@ from pax_export.export.portable.decompositions.reductions import of_truth_values
 Axes = Sequence[int]
 
 
-def reduced(builder: GraphBuilder, operator: str, x: object, axes: Axes, keep: bool = False) -> Any:
+def reduced(
+    builder: GraphBuilder, operator: str, x: Operand, axes: Axes, keep: bool = False
+) -> Any:
     if not len(axes):
         return x
     return builder(operator, x, np.array(axes, np.int64), keepdims=int(keep))
@@ -35,7 +38,7 @@ def reduce_sum(builder: GraphBuilder, x: Value, *, axes: Axes, **_: object) -> A
     return builder.cast(total, x.carrier)
 
 
-def _in_float32(equation: Any) -> bool:
+def _in_float32(equation: Equation) -> bool:
     """Converts integers, for which onnxruntime has the product in float64."""
     return carrier(equation.invars[0].aval.dtype) == np.float32
 
@@ -63,7 +66,9 @@ rule("reduce_and", when=of_truth_values)(_logical("ReduceMin"))
 
 
 def _arg(operator: str) -> Callable:
-    def apply(builder: GraphBuilder, x: Value, *, axes: Axes, index_dtype: Any, **_: object) -> str:
+    def apply(
+        builder: GraphBuilder, x: Value, *, axes: Axes, index_dtype: DTypeLike, **_: object
+    ) -> str:
         (axis,) = axes
         found = builder(operator, x, axis=axis, keepdims=0)
         if x.is_float:  # the first NaN counts as the extreme
@@ -83,13 +88,13 @@ rule("argmin")(_arg("ArgMin"))
 # --- sorting ----------------------------------------------------------------
 
 
-def _top(builder: GraphBuilder, x: object, count: object, axis: int, largest: bool) -> list[str]:
+def _top(builder: GraphBuilder, x: Operand, count: Operand, axis: int, largest: bool) -> list[str]:
     """Returns the extreme numbers and their indices; ties in any order."""
     return builder("TopK", x, count, results=2, axis=axis, largest=int(largest), sorted=1)
 
 
 @rule("rank")
-def rank(builder: GraphBuilder, x: Value, *, axis: int, count: Any, largest: bool) -> str:
+def rank(builder: GraphBuilder, x: Value, *, axis: int, count: Operand, largest: bool) -> str:
     """Returns the indices of the first elements in an order; stable, with NaN largest.
 
     `TopK` is stable by the standard, but not in OpenVINO and IREE: its result is sorted again by

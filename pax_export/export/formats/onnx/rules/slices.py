@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pax_export.export.formats.onnx.graph import GraphBuilder, is_number, rule, same_size
+from pax_export.export.formats.onnx.graph import GraphBuilder, Operand, is_number, rule, same_size
 from pax_export.export.formats.onnx.values import Value, carrier
 from pax_export.export.portable.arithmetic import broadcast_array
 from pax_export.export.portable.decompositions.convolutions import is_plain_pad
@@ -46,7 +46,7 @@ def slice_(
     )
 
 
-def backwards(builder: GraphBuilder, x: object, axes: Sequence[int]) -> Any:
+def backwards(builder: GraphBuilder, x: Operand, axes: Sequence[int]) -> Any:
     if not len(axes):
         return x
     count = len(axes)
@@ -94,7 +94,7 @@ def _starts_array(builder: GraphBuilder, starts: Sequence[Value]) -> Any:
     return numbers[0] if len(numbers) == 1 else builder("Concat", *numbers, axis=0)
 
 
-def _add(builder: GraphBuilder, one: Any, other: Any) -> Any:
+def _add(builder: GraphBuilder, one: Operand, other: Operand) -> Any:
     if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
         return one + other
     return builder("Add", one, other)

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -244,6 +244,9 @@ def constant_tensor(value: np.ndarray) -> Tensor:
     return known[key]
 
 
+#: An operand: a tensor, or the array, number or numbers of a constant.
+TensorLike: TypeAlias = Tensor | np.ndarray | np.generic | float | Sequence[Any]
+
 # --- Appends an operator to the graph, or evaluates it if its inputs are constants ---------------
 
 float32, int32, int64, bool_ = map(np.dtype, ("float32", "int32", "int64", "bool"))
@@ -253,7 +256,7 @@ _MOVES = frozenset({"TRANSPOSE", "RESHAPE", "REVERSE_V2", "STRIDED_SLICE", "SLIC
 _LARGEST_FOLDED = 1 << 22
 
 
-def constant(value: object, dtype: DTypeLike | None = None) -> Tensor:
+def constant(value: TensorLike, dtype: DTypeLike | None = None) -> Tensor:
     array = np.asarray(value) if dtype is None else np.asarray(value).astype(np.dtype(dtype))
     if dtype is None and not hasattr(value, "dtype"):
         narrow = {"float64": "float32", "int64": "int32"}
@@ -261,7 +264,7 @@ def constant(value: object, dtype: DTypeLike | None = None) -> Tensor:
     return constant_tensor(array)
 
 
-def tensor(value: object, dtype: DTypeLike | None = None) -> Tensor:
+def tensor(value: TensorLike, dtype: DTypeLike | None = None) -> Tensor:
     """A tensor, or the constant of a number or an array."""
     return value if isinstance(value, Tensor) else constant(value, dtype)
 
@@ -320,7 +323,7 @@ def _bytes(shape: Sequence[Any], dtype: DTypeLike) -> float:
     return int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
 
 
-def alike(*values: object) -> list[Tensor]:
+def alike(*values: TensorLike) -> list[Tensor]:
     """Returns tensors of one dtype; numbers take that of the tensors."""
     found = next((each.dtype for each in values if isinstance(each, Tensor)), None)
     return [tensor(each, found) for each in values]

@@ -9,11 +9,19 @@ from typing import Any
 import numpy as np
 
 from pax_export.export.formats.tflite.builder import moves, operators
-from pax_export.export.formats.tflite.builder.graph import Tensor, constant, emit, tensor
+from pax_export.export.formats.tflite.builder.graph import (
+    Tensor,
+    TensorLike,
+    constant,
+    emit,
+    tensor,
+)
 from pax_export.export.formats.tflite.builder.moves import transpose
 
 
-def matmul(x: object, y: object, transpose_a: bool = False, transpose_b: bool = False) -> Tensor:
+def matmul(
+    x: TensorLike, y: TensorLike, transpose_a: bool = False, transpose_b: bool = False
+) -> Tensor:
     """A product of matrices, or of batches of them; with constant weights, a layer."""
     x, y = tensor(x), tensor(y)
     if len(y.shape) == 2 and y.value is not None and 0 not in y.shape:
@@ -72,7 +80,7 @@ def transpose_conv2d(
     kernel: Tensor,
     strides: Sequence[int],
     padding: str,
-    sizes: object,
+    sizes: TensorLike,
     shape: Sequence[Any],
 ) -> Tensor:
     """The gradient of a convolution; `sizes` is the shape of the result.

@@ -11,6 +11,7 @@ import numpy as np
 from pax_export.export.formats.tflite.builder.graph import (
     ARITHMETIC,
     Tensor,
+    TensorLike,
     alike,
     constant,
     current,
@@ -40,7 +41,7 @@ def like_shape(x: Tensor, other: Tensor) -> Tensor:
     return result
 
 
-def fill(dims: object, value: Any) -> Tensor:
+def fill(dims: TensorLike, value: Any) -> Tensor:
     dims, value = tensor(dims, int32), tensor(value)
     sizes = _known_sizes(dims)
     return one("FILL", [dims, value], [(sizes, value.dtype)], lambda d, v: np.full(d, v))
@@ -145,7 +146,7 @@ def transpose(x: Tensor, permutation: Sequence[int]) -> Tensor:
     return one("TRANSPOSE", [x, order], [(sizes, x.dtype)], lambda v, p: np.transpose(v, p))
 
 
-def broadcast_to(x: Tensor, sizes: object) -> Tensor:
+def broadcast_to(x: Tensor, sizes: TensorLike) -> Tensor:
     x, target = tensor(x), tensor(sizes, int32)
     found = _known_sizes(target)
     if list(x.shape) == found and None not in found:
@@ -153,7 +154,7 @@ def broadcast_to(x: Tensor, sizes: object) -> Tensor:
     return one("BROADCAST_TO", [x, target], [(found, x.dtype)], lambda v, s: np.broadcast_to(v, s))
 
 
-def tile(x: Tensor, times: object) -> Tensor:
+def tile(x: Tensor, times: TensorLike) -> Tensor:
     times = tensor(times, int32)
     counts = _known_sizes(times)
     sizes = [None if None in (n, t) else n * t for n, t in zip(x.shape, counts)]
@@ -193,7 +194,7 @@ def range(count: Tensor) -> Tensor:
     return one("RANGE", ends, [([None], int32)])
 
 
-def getitem(x: Tensor, index: object) -> Tensor:
+def getitem(x: Tensor, index: TensorLike) -> Tensor:
     """``x[index]``: numbers and slices, whose ends may be tensors."""
     index = list(index) if isinstance(index, tuple) else [index]
     index += [slice(None)] * (len(x.shape) - len(index))
@@ -258,7 +259,7 @@ def _length(each: slice, size: int) -> Any:
     return len(builtins.range(*_numbers(each).indices(size)))
 
 
-def gather(x: Tensor, places: object, axis: int = 0, batch_dims: int = 0) -> Tensor:
+def gather(x: Tensor, places: TensorLike, axis: int = 0, batch_dims: int = 0) -> Tensor:
     x, places = tensor(x), tensor(places, int32)
     axis %= max(len(x.shape), 1)
     sizes = [*x.shape[:axis], *places.shape[batch_dims:], *x.shape[axis + 1 :]]
@@ -268,13 +269,13 @@ def gather(x: Tensor, places: object, axis: int = 0, batch_dims: int = 0) -> Ten
     )  # fmt: skip
 
 
-def scatter_nd(indices: object, updates: Any, sizes: object) -> Tensor:
+def scatter_nd(indices: TensorLike, updates: Any, sizes: TensorLike) -> Tensor:
     sizes = tensor(sizes, int32)
     return one("SCATTER_ND", [indices, updates, sizes], [(_known_sizes(sizes), updates.dtype)])
 
 
 def _segment(name: str) -> Callable[[Tensor, Tensor, Any], Tensor]:
-    def operate(rows: Tensor, places: Tensor, count: object) -> Tensor:
+    def operate(rows: Tensor, places: Tensor, count: TensorLike) -> Tensor:
         count = tensor(count, int32)
         first = None if count.value is None else int(count.value)
         return one(name, [rows, places, count], [([first, *rows.shape[1:]], rows.dtype)])
@@ -288,7 +289,7 @@ unsorted_segment_max = _segment("UNSORTED_SEGMENT_MAX")
 unsorted_segment_min = _segment("UNSORTED_SEGMENT_MIN")
 
 
-def dynamic_update_slice(x: Tensor, update: Tensor, starts: object) -> Tensor:
+def dynamic_update_slice(x: Tensor, update: Tensor, starts: TensorLike) -> Tensor:
     starts = tensor(starts, int32)
     return one("DYNAMIC_UPDATE_SLICE", [x, update, starts], [(x.shape, x.dtype)])
 

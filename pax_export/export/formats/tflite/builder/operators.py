@@ -15,6 +15,7 @@ from pax_export._foundations.types import DTypeLike
 from pax_export.export.formats.tflite.builder.graph import (
     ARITHMETIC,
     Tensor,
+    TensorLike,
     alike,
     bool_,
     constant,
@@ -150,7 +151,7 @@ def where(condition: Any, x: Tensor, y: Tensor) -> Tensor:
     return _elementwise("SELECT_V2", np.where, [condition, x, y])
 
 
-def cast(x: object, dtype: DTypeLike) -> Tensor:
+def cast(x: TensorLike, dtype: DTypeLike) -> Tensor:
     x, dtype = tensor(x), np.dtype(dtype)
     if x.dtype == dtype:
         return x
@@ -217,7 +218,7 @@ argmax = _place("ARG_MAX", np.argmax)
 argmin = _place("ARG_MIN", np.argmin)
 
 
-def top_k(x: Tensor, count: object) -> tuple[Tensor, Tensor]:
+def top_k(x: Tensor, count: TensorLike) -> tuple[Tensor, Tensor]:
     count = tensor(count, int32)
     sizes = [*x.shape[:-1], None if count.value is None else int(count.value)]
     values, places = emit("TOPK_V2", [x, count], [(sizes, x.dtype), (sizes, int32)])

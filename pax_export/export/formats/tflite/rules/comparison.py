@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from pax_export._foundations.types import Equation
 from pax_export.export.formats.tflite.builder import moves
 from pax_export.export.formats.tflite.builder import operators as lite
-from pax_export.export.formats.tflite.builder.graph import Tensor
+from pax_export.export.formats.tflite.builder.graph import Tensor, TensorLike
 from pax_export.export.formats.tflite.rules.arithmetic import like, logical_shift
 from pax_export.export.formats.tflite.tensors import (
     NARROW,
@@ -134,7 +135,7 @@ def shift_right_logical(op: Operation, x: Tensor, y: Tensor) -> Any:
     if is_static(bits):
         return logical_shift(x, bits)
 
-    def shift(x: Tensor, bits: object) -> Any:
+    def shift(x: Tensor, bits: TensorLike) -> Any:
         shifted = lite.right_shift(x, lite.minimum(bits, 31))
         # The zeros that come from the left, instead of the signs.
         fill = moves.gather(constant(_POWERS), lite.subtract(32, bits))
@@ -149,7 +150,7 @@ def _unsigned(op: Operation, x: Tensor) -> Any:
     return wrapped(x, op.dtype if op.dtype.startswith("u") else f"u{op.dtype}")
 
 
-def _has_no_halves(equation: Any) -> bool:
+def _has_no_halves(equation: Equation) -> bool:
     dtypes = equation.invars[0].aval.dtype.name, np.dtype(equation.params["new_dtype"]).name
     return not {"float16", "bfloat16"} & set(dtypes)
 

@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 
 from pax_export._foundations.jax import scan_operands
+from pax_export._foundations.jaxpr import jaxpr_of
 from pax_export._foundations.types import PyTree, TracedProgram
 from pax_export.export.formats.tflite.builder import loops, moves
 from pax_export.export.formats.tflite.builder import operators as lite
+from pax_export.export.formats.tflite.builder.graph import TensorLike
 from pax_export.export.formats.tflite.rules.layout import bytes_of, updated
 from pax_export.export.formats.tflite.tensors import (
     CARRIERS,
@@ -25,7 +27,7 @@ from pax_export.export.portable.decompositions.control import is_of_one, is_of_t
 
 
 def _structs(program: TracedProgram) -> tuple[Sequence[Any], Sequence[Any]]:
-    jaxpr = getattr(program, "jaxpr", program)
+    jaxpr = jaxpr_of(program)
     return [each.aval for each in jaxpr.invars], [each.aval for each in jaxpr.outvars]
 
 
@@ -50,7 +52,7 @@ def _invariants(structs: Sequence[Any]) -> list[Any]:
 
 
 @rule("while", thin=True, when=is_of_one)
-def while_loop(op: Operation, *given: object) -> list[Any]:
+def while_loop(op: Operation, *given: TensorLike) -> list[Any]:
     first = op.params["cond_nconsts"]
     last = first + op.params["body_nconsts"]
     structs = op.results
@@ -70,7 +72,7 @@ def while_loop(op: Operation, *given: object) -> list[Any]:
 
 
 @rule("scan", thin=True)
-def scan(op: Operation, *given: object) -> list[Any]:
+def scan(op: Operation, *given: TensorLike) -> list[Any]:
     constants, carry, inputs = scan_operands(op.params, list(given))
     program, length = op.params["jaxpr"], op.params["length"]
     taken, made = _structs(program)
@@ -125,7 +127,7 @@ def _zeros(op: Operation, struct: Any, room: Any) -> Any:
 
 
 @rule("cond", thin=True, when=is_of_two)
-def cond(op: Operation, which: object, *given: object) -> list[Any]:
+def cond(op: Operation, which: TensorLike, *given: TensorLike) -> list[Any]:
     which = moves.reshape(which, [])
 
     def run(branch: Any) -> Any:

@@ -63,7 +63,7 @@ def _pads_itself(op: Operation) -> bool:
     return not all(is_static(end) for pair in op.params["padding"] for end in pair)
 
 
-def _is_transposed(equation: Any) -> bool:
+def _is_transposed(equation: Equation) -> bool:
     """Whether TFLite has the convolution as an operator: images with zeros between elements."""
     params, (x, kernel) = equation.params, equation.invars
     lhs, rhs, _ = params["dimension_numbers"]
@@ -143,7 +143,7 @@ def _convolve_groups(
 # --- pools ------------------------------------------------------------------
 
 
-def is_pool(equation: Any) -> bool:
+def is_pool(equation: Equation) -> bool:
     """Returns whether an equation is a float32 pool over one or two spatial axes."""
     rank = equation.invars[0].aval.ndim
     return rank in (3, 4) and is_plain_window(equation) and len(_axes(equation.params)) == rank - 2

@@ -11,7 +11,7 @@ import numpy as np
 
 from pax_export.export.formats.tflite.builder import moves
 from pax_export.export.formats.tflite.builder import operators as lite
-from pax_export.export.formats.tflite.builder.graph import Tensor
+from pax_export.export.formats.tflite.builder.graph import Tensor, TensorLike
 from pax_export.export.formats.tflite.rules.arithmetic import is_float, larger, smaller
 from pax_export.export.formats.tflite.rules.comparison import ordered
 from pax_export.export.formats.tflite.tensors import (
@@ -29,7 +29,7 @@ from pax_export.export.portable.decompositions.convolutions import is_plain_pad
 
 
 @rule("broadcast_in_dim", thin=True)
-def broadcast_in_dim(op: Operation, x: Tensor, *sizes: object) -> Any:
+def broadcast_in_dim(op: Operation, x: Tensor, *sizes: TensorLike) -> Any:
     shape, axes = op.params["shape"], op.params["broadcast_dimensions"]
     thin: list[Any] = [1] * len(shape)
     for place, axis in enumerate(axes):
@@ -38,7 +38,7 @@ def broadcast_in_dim(op: Operation, x: Tensor, *sizes: object) -> Any:
 
 
 @rule("reshape")
-def reshaped(op: Operation, x: Tensor, *sizes: object) -> Any:
+def reshaped(op: Operation, x: Tensor, *sizes: TensorLike) -> Any:
     if op.params.get("dimensions") is not None:
         # vmap moves its axis and joins it with another in one operation.
         x = moves.transpose(x, op.params["dimensions"])
@@ -77,7 +77,7 @@ def split(op: Operation, x: Tensor) -> list[Any]:
     return pieces
 
 
-def cut(x: Tensor, axis: int, start: Any, end: object, step: int) -> Any:
+def cut(x: Tensor, axis: int, start: Any, end: TensorLike, step: int) -> Any:
     """Slices along one axis; the others are whole."""
 
     def part(tensor: Tensor, places: list[int]) -> Any:
@@ -113,7 +113,7 @@ def pad(op: Operation, x: Tensor, value: Any) -> Any:
     return padded(op, x, value, [ends for *ends, _ in op.params["padding_config"]])
 
 
-def padded(op: Operation, x: Tensor, value: object, widths: Sequence[Sequence[Any]]) -> Any:
+def padded(op: Operation, x: Tensor, value: TensorLike, widths: Sequence[Sequence[Any]]) -> Any:
     for axis, (low, high) in enumerate(widths):
         if not (is_static(low) and low == 0 and is_static(high) and high == 0):
             x = _padded_axis(op, x, value, axis, low, high)
@@ -121,7 +121,7 @@ def padded(op: Operation, x: Tensor, value: object, widths: Sequence[Sequence[An
 
 
 def _padded_axis(
-    op: Operation, x: Tensor, value: object, axis: int, low: object, high: object
+    op: Operation, x: Tensor, value: TensorLike, axis: int, low: TensorLike, high: object
 ) -> Any:
     logical = x.dtype == lite.bool_
     if logical:
@@ -141,7 +141,7 @@ def _padded_axis(
 
 
 @rule("iota")
-def iota(op: Operation, *sizes: object) -> Any:
+def iota(op: Operation, *sizes: TensorLike) -> Any:
     axis, name = op.params["dimension"], np.dtype(op.params["dtype"]).name
     size = op.shape[axis]
     thin: list[Any] = [1] * len(op.shape)

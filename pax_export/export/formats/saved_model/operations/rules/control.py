@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from pax_export._foundations.jax import scan_operands
+from pax_export._foundations.types import TracedProgram
 from pax_export.export.formats.saved_model.operations.graph import (
     NodeBuilder,
     Output,
@@ -64,8 +65,8 @@ def branched(
 def while_(
     builder: NodeBuilder,
     *operands: Output,
-    cond_jaxpr: object,
-    body_jaxpr: object,
+    cond_jaxpr: TracedProgram,
+    body_jaxpr: TracedProgram,
     cond_nconsts: int,
     body_nconsts: int,
     **_: object,
