@@ -146,7 +146,7 @@ if not TYPE_CHECKING:  # they take the names above, and would believe in any nam
             if is_alike and callable(getattr(activations, each)):
                 return f"; functions are layers, too: jax.nn.{each}"
         homes = []
-        for room in sorted(_PUBLIC_ROOMS):
+        for room in (*sorted(_PUBLIC_ROOMS), "experimental.graph"):
             try:
                 public = importlib.import_module(f"{__name__}.{room}").__all__
             except ImportError:  # an optional package is missing

@@ -60,7 +60,13 @@ def test_images_with_channels_on_another_axis():
 
 @pytest.mark.parametrize(
     ("name", "text"),
-    [("ReLU", "jax.nn.relu"), ("LeakyReLU", "leaky_relu"), ("Parameter", "pax.ParameterModule")],
+    [
+        ("ReLU", "jax.nn.relu"),
+        ("LeakyReLU", "leaky_relu"),
+        ("Parameter", "pax.ParameterModule"),
+        ("adopt", "pax_export.weights.adopt"),
+        ("GraphModule", "experimental.graph.GraphModule"),
+    ],
 )
 def test_names_of_other_libraries(name, text):
     with pytest.raises(AttributeError, match=text):

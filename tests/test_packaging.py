@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import configparser
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -85,6 +86,11 @@ def test_errors_name_extras_that_exist():
                 values |= {keyword.arg: keyword.value for keyword in node.keywords}
                 named.add(ast.literal_eval(values["extra"]))
     assert named <= set(extras())
+
+
+def test_one_page_lists_all_extras():
+    rows = re.findall(r"^\| (`.*?) \|", (ROOT / "docs" / "extras.md").read_text(), re.M)
+    assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == sorted(extras())
 
 
 def commands(text):

@@ -6,6 +6,7 @@ the build fails where a name of ours, in backticks, has no place in the referenc
 
 from __future__ import annotations
 
+from collections import abc
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,16 @@ from theirs import address, python, value_of
 
 _LOG = logging.getLogger(__name__)
 _ERRORS = "api/errors"
-# Signatures name jax's and numpy's types by the files that define them.
+# Signatures name jax's types by the files that define them, and types that are imported for type
+# checkers alone by their last names.
 _PUBLIC_TYPES = {
-    "Any": "typing.Any",
     "ArrayLike": "jax.typing.ArrayLike",
     "Array": "jax.Array",
+    "Initializer": "jax.nn.initializers",
+    "Mesh": "jax.sharding.Mesh",
+    "PRNGKey": "jax.Array",
+    **{name: f"typing.{name}" for name in ("Any", "ClassVar", "Literal")},
+    **{name: f"collections.abc.{name}" for name in abc.__all__},
 }
 
 
@@ -107,7 +113,9 @@ def _link_missing(app: Any, env: Any, node: Any, content: nodes.Node) -> nodes.N
     if node.get("refdomain") != "py":
         return None
     target = node["reftarget"]
-    target = _PUBLIC_TYPES.get(target, target)
+    last = target.rpartition(".")[2]
+    if last == target or target.startswith("jax."):
+        target = _PUBLIC_TYPES.get(last, target)
     links = _Links(app, node.get("refdoc", env.docname))
     is_ours = target.startswith("pax_export.")
     name = links.ours.find(target) or (is_ours and links.ours.name_of(value_of(target)))

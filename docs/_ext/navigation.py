@@ -30,18 +30,19 @@ class _Tree:
         pages = self.children.get(above or self.root, [])
         if not pages or not (level <= _ALWAYS or above in self.open):
             return ""
-        groups = self._groups(above) if above else {}
+        groups = self._groups(above or self.root)
         entries = [groups.get(page, "") + self._entry(page, level) for page in pages]
         return "<ul>" + "".join(entries) + "</ul>"
 
     def _groups(self, above: str) -> dict[str, str]:
-        """The headings under which a page lists others, each before the first of them."""
+        """The captions of lists of pages, or the headings above them, each before its first."""
         found = {}
         for tree in self.tocs[above].findall(addnodes.toctree):
             item = tree.parent.parent  # the heading's entry; that of the page's title is none
-            if isinstance(item.parent.parent, nodes.list_item) and tree["includefiles"]:
-                title = html.escape(item[0].astext())
-                found[tree["includefiles"][0]] = f'<li class="group">{title}</li>'
+            is_below_title = isinstance(item.parent.parent, nodes.list_item)
+            title = tree["caption"] or (item[0].astext() if is_below_title else "")
+            if title and tree["includefiles"]:
+                found[tree["includefiles"][0]] = f'<li class="group">{html.escape(title)}</li>'
         return found
 
     def _entry(self, page: str, level: int) -> str:

@@ -237,11 +237,11 @@ def describe_value(value: PyTree) -> str:
     return "None" if value is None else type(value).__name__
 
 
-def _refuse_flattening(node: Node) -> NoReturn:
+def _refuse_flattening(node: Node, *_: object) -> NoReturn:
     raise _not_a_value(node, _AS_ARRAY)
 
 
 # Functions with jit or a rule of their own, such as `jax.nn.relu`, flatten their arguments before
 # they ask for anything else.
 for _kind in (Node, InputNode, CatNode, ArgsNode):
-    jax.tree_util.register_pytree_node(_kind, _refuse_flattening, lambda *_: None)
+    jax.tree_util.register_pytree_node(_kind, _refuse_flattening, _refuse_flattening)
