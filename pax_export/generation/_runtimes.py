@@ -33,7 +33,7 @@ from pax_export._foundations.errors import (
 from pax_export._foundations.files import directory, overwrite_guard, single_file, stale_temporaries
 from pax_export._foundations.files.paths import as_path, read_small_file
 from pax_export._foundations.optional import PACKAGES, install, is_installed
-from pax_export._foundations.types import PyTree
+from pax_export._foundations.types import Array
 from pax_export.core import enable_eval_mode, named_leaves
 from pax_export.export.artifact.report import (
     REPORT_FILE,
@@ -59,6 +59,9 @@ FUNCTION_FORMATS = {
     "onnx": "to_onnx",
     "tflite": "to_tflite",
 }
+
+#: A text, texts, or ids of one length or several.
+Prompts = str | Sequence[str | Sequence[int]] | Array
 
 #: Default prompts, and the number of tokens that follow each.
 _TEXTS = (
@@ -120,7 +123,7 @@ def export_for_runtime(
     *,
     tokenizer: Tokenizer | str | os.PathLike[str] | None,
     max_length: int | str | None,
-    prompts: PyTree = None,
+    prompts: Prompts | None = None,
     accuracy_level: Literal[1, 4] | None = None,
     validate: bool = True,
     overwrite: bool = False,
@@ -154,7 +157,7 @@ def export_for_runtime(
     asked = _test_prompts(job, prompts)
     if runtime.reads_texts and validate:
         asked = _as_texts(runtime, job, asked, prompts is not None)
-    validate = _is_tested(runtime, validate, path, where)
+    validate = _is_tested(runtime, validate, path)
     path = directory.absolute(path)
     writing: Any = single_file if runtime.is_file else directory
     ours = _recognize_export(runtime) if overwrite else None
@@ -227,37 +230,30 @@ def _distributions(runtime: Runtime) -> list[str]:
 
 def _job(
     runtime: Runtime,
-    lm: PyTree,
+    net: LanguageModel,
     tokenizer: Tokenizer | str | os.PathLike[str] | None,
     max_length: int | str | None,
     where: str,
 ) -> Job:
-    if not isinstance(lm, Decoder):
+    if not isinstance(net, Decoder):
         raise InvalidArgumentTypeError(
             f"{runtime.title} stores keys and values itself, which are unknown for modules other "
             f"than Decoder.",
             where=where,
-            got=type(lm).__name__,
+            got=type(net).__name__,
             write="a pax.nets.Decoder, or another format: "
             + ", ".join(map(repr, FUNCTION_FORMATS)),
         )
-    lm = enable_eval_mode(lm)
+    lm = enable_eval_mode(net)
     most = lm.config.max_positions
     room = most if max_length is None else max_length
-    if isinstance(room, bool) or not isinstance(room, int) or room < 2:
+    if not isinstance(room, int) or not 1 < room <= most:
         raise InvalidArgumentError(
-            f"{runtime.title} needs a maximum number of tokens.",
+            f"{runtime.title} has room for 2 tokens to lm.config.max_positions, here {most}.",
             where=f"{where}: max_length",
             got=repr(max_length),
-            write=f"max_length={most}, or less",
-        )
-    if room > most:
-        raise InvalidArgumentError(
-            "The context is longer than the positions that the net was trained for.",
-            where=f"{where}: max_length",
-            got=f"{room}, where lm.config.max_positions is {most}",
-            write=f"max_length={most}, or dataclasses.replace(lm.config, max_positions={room}) "
-            "with a rotary_scaling for it",
+            write=f"max_length={most} or less; for more, dataclasses.replace(lm.config, "
+            "max_positions=...) with a rotary_scaling for it",
         )
     scaling = lm.config.rotary_scaling
     if runtime.name == "transformers" and scaling is not None and scaling.kind == "longrope":
@@ -301,14 +297,8 @@ def check_floats(job: Job, title: str) -> None:
         )
 
 
-def _is_tested(runtime: Runtime, validate: bool, path: str | os.PathLike[str], where: str) -> bool:
-    if not isinstance(validate, bool):
-        raise InvalidArgumentError(
-            f"{runtime.title} validates in its own process only.",
-            where=f"{where}: validate",
-            got=repr(validate),
-            write="validate=True or validate=False",
-        )
+def _is_tested(runtime: Runtime, validate: bool, path: str | os.PathLike[str]) -> bool:
+    check_choice("validate", validate, (True, False))  # always in a process of the runtime
     if validate and runtime.find:
         runtime.find()
     missing = [each for each in runtime.packages if not is_installed(each)]
@@ -344,7 +334,7 @@ def _recognize_export(runtime: Runtime) -> overwrite_guard.Recognize:
 # --- the proof --------------------------------------------------------------------------------
 
 
-def _test_prompts(job: Job, prompts: PyTree) -> list[list[int]]:
+def _test_prompts(job: Job, prompts: Prompts | None) -> list[list[int]]:
     """Returns the test prompts as ids: of several lengths, and one longer than a window."""
     if prompts is not None:
         texts: Any = [prompts] if isinstance(prompts, str) else prompts
@@ -449,7 +439,9 @@ def chat_prompt(job: Job) -> str:
     return job.tokenizer.apply_chat_template(HELLO, add_generation_prompt=True, tokenize=False)
 
 
-def check_results(job: Job, what: str, runtime: str, own: object, theirs: object) -> None:
+def check_results(
+    job: Job, what: str, runtime: str, own: str | list[int], theirs: str | list[int]
+) -> None:
     """Refuses a runtime whose tokenizer or chat template has other results."""
     if own != theirs:
         raise ValidationError(

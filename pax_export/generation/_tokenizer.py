@@ -7,10 +7,10 @@ import operator
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from types import NoneType
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex
 
 from pax_export._foundations.errors import (
     ExportPathError,
@@ -25,14 +25,17 @@ from pax_export._foundations.files import directory, disk, stale_temporaries
 from pax_export._foundations.files.overwrite_guard import some_names
 from pax_export._foundations.files.paths import read_small_file
 from pax_export._foundations.optional import require
-from pax_export._foundations.types import PyTree
 from pax_export.generation._chat_template import render
 from pax_export.generation._foreign_keywords import TEMPLATE_KEYWORDS
 from pax_export.generation._vocabularies import of_gguf, of_json
 from pax_export.weights import local_path, open_source
 
-#: Ids of the package tokenizers have 32 bits.
-_MOST_IDS = 1 << 32
+if TYPE_CHECKING:
+    import tokenizers
+
+#: What `json.loads` returns.
+JSON = dict[str, Any] | list[Any] | str | float | bool | None
+
 _LARGEST = 1 << 28  # bytes of a tokenizer.json
 _SURROGATE = re.compile("[\ud800-\udfff]")
 #: The replacement for a character with missing bytes.
@@ -77,7 +80,7 @@ class Tokenizer:
 
     def __init__(
         self,
-        tokenizer: PyTree,
+        tokenizer: tokenizers.Tokenizer,
         special_tokens: Mapping[str, str] | None = None,
         chat_template: str | Mapping[str, str] | None = None,
     ):
@@ -229,7 +232,8 @@ class Tokenizer:
     def stop(self) -> tuple[int, ...]:
         """The ids of the tokens that end a text or a turn, for ``stop=`` of `generate`."""
         ends = map(self.special_tokens.get, ("eos_token", "eot_token", "eom_token"))
-        return tuple(sorted({self._inner.token_to_id(each) for each in ends if each is not None}))
+        ids = [self._inner.token_to_id(each) for each in ends if each is not None]
+        return tuple(sorted({each for each in ids if each is not None}))
 
     @property
     def chat_template(self) -> str | None:
@@ -238,11 +242,11 @@ class Tokenizer:
 
     def token_to_id(self, token: str) -> int | None:
         """The id of a token; None if it is none of the vocabulary."""
-        return self._inner.token_to_id(_as_text(token, "Tokenizer.token_to_id"))
+        return self._inner.token_to_id(token)
 
     def id_to_token(self, id: int) -> str | None:
         """The token of an id."""
-        return self._inner.id_to_token(*_as_ids([id], "Tokenizer.id_to_token"))
+        return self._inner.id_to_token(id)
 
     def __repr__(self) -> str:
         templates = sorted(self.chat_templates)
@@ -257,20 +261,27 @@ class Tokenizer:
             text: the text; special tokens in it are recognized.
             add_special_tokens: whether to add the special tokens around a text.
         """
-        text = _as_text(text, "Tokenizer.encode")
         return self._inner.encode(text, add_special_tokens=add_special_tokens).ids
 
-    def decode(self, ids: PyTree, skip_special_tokens: bool = False) -> str:
+    def __call__(self, *_: object, **__: object) -> NoReturn:
+        """Raises an error that names `encode`, for those who know transformers."""
+        raise InvalidArgumentTypeError(
+            "A Tokenizer is not called.", where="Tokenizer", write="tokenizer.encode(text)"
+        )
+
+    def decode(self, ids: Iterable[SupportsIndex], skip_special_tokens: bool = False) -> str:
         """Converts ids to a text.
 
         Args:
             ids: integers; a list, or an array of one axis.
             skip_special_tokens: whether to omit special tokens.
         """
-        ids = _as_ids(ids, "Tokenizer.decode")
-        return self._inner.decode(ids, skip_special_tokens=skip_special_tokens)
+        numbers = list(map(operator.index, ids))
+        return self._inner.decode(numbers, skip_special_tokens=skip_special_tokens)
 
-    def stream(self, ids: Iterable[Any], skip_special_tokens: bool = True) -> Iterator[str]:
+    def stream(
+        self, ids: Iterable[SupportsIndex], skip_special_tokens: bool = True
+    ) -> Iterator[str]:
         """Converts a stream of ids to pieces of text.
 
         A piece has no incomplete characters; together the pieces are the whole text. (In a
@@ -295,7 +306,7 @@ class Tokenizer:
         window: list[int] = []  # tokens before those that are not shown yet, and these
         shown = 0  # number of characters returned so far
         for token in ids:
-            window += _as_ids([token], "Tokenizer.stream")
+            window.append(operator.index(token))
             text = self.decode(window, skip_special_tokens)
             before = self.decode(window[:shown], skip_special_tokens)
             if len(text) > len(before) and not text.endswith(BROKEN):
@@ -310,13 +321,13 @@ class Tokenizer:
 
     def apply_chat_template(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Sequence[Mapping[str, JSON]],
         *,
         add_generation_prompt: bool = False,
         tokenize: bool = True,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        **variables: object,
-    ) -> Any:
+        tools: Sequence[Mapping[str, JSON]] | None = None,
+        **variables: JSON,
+    ) -> Any:  # list[int] | str, by `tokenize`
         """Formats a conversation with the chat template.
 
         Args:
@@ -372,17 +383,6 @@ class Tokenizer:
         return self.encode(text, add_special_tokens=False) if tokenize else text
 
 
-def _as_text(text: object, where: str) -> str:
-    if _is_text(text):
-        return str(text)
-    raise InvalidArgumentTypeError(
-        f"{where} takes one text.",
-        where=where,
-        got=f"{type(text).__name__}: {text!r:.80}",
-        write=f"[{where.replace('T', 't', 1)}(text) for text in texts]",
-    )
-
-
 def _is_text(value: object) -> bool:
     """Whether a value is a text that UTF-8 can store; half of a surrogate pair is not."""
     return isinstance(value, str) and not _SURROGATE.search(value)
@@ -398,19 +398,6 @@ def _as_texts(texts: Mapping[str, str] | None, name: str, write: str) -> dict[st
         where=f"Tokenizer: {name}",
         got=f"{type(texts).__name__}: {texts!r:.80}",
         write=f"{name}={write}",
-    )
-
-
-def _as_ids(ids: Any, where: str) -> list[int]:
-    with suppress(TypeError, OverflowError):
-        found = list(map(operator.index, ids))
-        if all(0 <= each < _MOST_IDS for each in found):
-            return found
-    raise InvalidArgumentTypeError(
-        f"{where} takes token ids, which are integers of 0 or more.",
-        where=where,
-        got=f"{type(ids).__name__}: {ids!r:.80}",
-        write="ids of one text: [1, 2, 3], or a row of an integer array",
     )
 
 
@@ -483,20 +470,20 @@ def _with_prefix_space(content: bytes, config: Mapping[str, Any]) -> bytes:
     return json.dumps(described).encode()
 
 
-def _token_text(value: object) -> str:
+def _token_text(value: JSON) -> str:
     """A special token, which some files describe in a mapping."""
     return str(value["content"]) if isinstance(value, dict) and "content" in value else str(value)
 
 
-def _token_texts(tokens: Any) -> list[str]:
+def _token_texts(tokens: JSON) -> list[str]:
     """The special tokens without a name."""
     with _reading("additional_special_tokens"):
-        if not isinstance(tokens, (list, NoneType)):
+        if not isinstance(tokens, list | NoneType):
             raise TypeError(f"a list was expected, not {tokens!r:.100}")
         return [_token_text(token) for token in tokens or ()]
 
 
-def _add_tokens(inner: PyTree, described: Mapping[str, Any]) -> None:
+def _add_tokens(inner: tokenizers.Tokenizer, described: Mapping[str, Any]) -> None:
     """Adds the tokens of ``tokenizer_config.json`` that ``tokenizer.json`` lacks, by their ids."""
     make = require("tokenizers", "tokenizers", "Tokenizer").AddedToken
     flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
@@ -509,7 +496,7 @@ def _add_tokens(inner: PyTree, described: Mapping[str, Any]) -> None:
     inner.add_tokens(tokens)
 
 
-def _mark_special(inner: PyTree, named: Iterable[str], extra: Iterable[str]) -> None:
+def _mark_special(inner: tokenizers.Tokenizer, named: Iterable[str], extra: Iterable[str]) -> None:
     """Marks special tokens, so that they are recognized in texts and omitted from them.
 
     Those without a name may be new in the vocabulary.
@@ -520,7 +507,7 @@ def _mark_special(inner: PyTree, named: Iterable[str], extra: Iterable[str]) -> 
     inner.add_special_tokens(list(dict.fromkeys(new)))
 
 
-def _named_templates(templates: Any) -> dict[str, str]:
+def _named_templates(templates: list[dict[str, str]] | str | None) -> dict[str, str]:
     """The templates of a configuration: one, or a list with names."""
     if templates is None or isinstance(templates, str):
         return {} if templates is None else {"default": templates}

