@@ -50,7 +50,7 @@ _PREFIX = "pax_export."
 #: its equation.
 _DIFFERENT: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("atan2", "cbrt", "cholesky", "cummax", "cummin"), lambda equation: True),
-    "custom_linear_solve": lambda equation: True,
+    "custom_linear_solve": lambda equation: equation.params["jaxprs"].transpose_solve is not None,
     "pow": lambda equation: not is_literal(equation.invars[1]) or not equation.invars[1].val,
 }
 

@@ -83,6 +83,18 @@ def test_programs_have_the_derivatives_of_solvers(tmp_path):
     )
 
 
+def test_solvers_without_a_derivative_run():
+    def model(_, a, b):
+        return lax.custom_linear_solve(lambda x: a @ x, b, lambda _, b: jnp.linalg.solve(a, b))
+
+    a, b = np.eye(3, dtype=np.float32) * 2 + 0.1, np.ones(3, np.float32)
+    module = as_torch(({}, model), (spec("3, 3"), spec("3")), validate=False)
+    import torch
+
+    found = module(torch.from_numpy(a), torch.from_numpy(b))
+    assert_close(found.detach().numpy(), np.linalg.solve(a, b), rtol=1e-5)
+
+
 def test_numbers_that_are_trained_are_not_read():
     import torch
 
