@@ -256,7 +256,7 @@ def _scan(
     f: Callable,
     init: PyTree,
     xs: PyTree = None,
-    length: Size | None = None,
+    length: Any = None,
     *more: Any,
     **options: Any,
 ) -> Any:
@@ -352,7 +352,7 @@ def _associative_scan(fn: Callable, elems: Any, reverse: bool = False, axis: int
     return tree_map(lambda each: jnp.moveaxis(each, 0, axis), found)
 
 
-def _irfft(a: ArrayLike, n: Size = None, axis: int = -1, norm: str | None = None) -> Any:
+def _irfft(a: ArrayLike, n: Size | None = None, axis: int = -1, norm: str | None = None) -> Any:
     if norm is not None:
         return NotImplemented
     a = jnp.moveaxis(jnp.asarray(a), axis, -1)
