@@ -98,8 +98,8 @@ class LazyModule(Module):
         value = rebuild_tree(value) if self.training else set_training(value, False)
         frozen = frozen_of(self)
         if frozen.whole:
-            freeze = partial(freeze_parameters, states=frozen.statistics)
-            value = tree_map(lambda x: freeze(x) if is_node(x) else x, value, is_leaf=is_node)
+            freeze = partial(_frozen, statistics=frozen.statistics)
+            value = tree_map(freeze, value, is_leaf=is_node)
         setattr(self, name, value)
         recorder = _recorder.get()
         if recorder is not None:
@@ -159,10 +159,14 @@ def materialize(module: M, *example_inputs: PyTree, **kwargs: object) -> M:
     recorder = _CreationRecorder()
     token = _recorder.set(recorder)
     try:
-        after, _ = module_and_value(module)(*example_inputs, **kwargs)
+        after, _ = module_and_value(module)(*example_inputs, **kwargs)  # type: ignore[arg-type]
     finally:
         _recorder.reset(token)
     return recorder.with_first_arrays(owner, after)
+
+
+def _frozen(part: Any, statistics: bool) -> Any:
+    return freeze_parameters(part, states=statistics) if isinstance(part, Module) else part
 
 
 class _CreationRecorder:

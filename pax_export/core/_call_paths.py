@@ -8,13 +8,13 @@ import re
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import jax
 from jax.tree_util import tree_leaves
 
 from pax_export._foundations.tracebacks import hide_frames
-from pax_export._foundations.types import Equation, PyTree
+from pax_export._foundations.types import Equation
 from pax_export.core._edit import with_class
 from pax_export.core._static import LABEL, Label
 from pax_export.core._subclassing import base_of, derive_class, register_aspect
@@ -28,7 +28,10 @@ from pax_export.core._tree import (
     update_moduledef,
 )
 
+P = ParamSpec("P")
 R = TypeVar("R")
+S = TypeVar("S")
+M = TypeVar("M", bound=Node)
 Labeling = Callable[[Any], Any]
 #: Attributes that `call_labeled` adds to a `__call__`.
 SAYS_PATH = "_pax_says_path"
@@ -38,17 +41,18 @@ _SCOPE = re.compile(r"<([^<>]*)>")
 class Recorder(Protocol):
     """Receives the calls of a labeled net."""
 
-    def called(self, path: str, module: Node, arguments: Sequence[Any], output: PyTree) -> Any:
+    def called(self, path: str, module: Node, arguments: Sequence[Any], output: R) -> R:
         """Records a call; returns its output or a replacement."""
+        ...
 
 
 _recorder: ContextVar[Recorder | None] = ContextVar("pax_export_recorder", default=None)
 #: The path and the class of the labeled module whose call runs.
 _around: ContextVar[tuple[str, type] | None] = ContextVar("pax_export_around", default=None)
-_trace = jax.make_user_context()
+_trace = jax.make_user_context()  # type: ignore  # of any value
 
 
-def label_modules(net: Node, apart: bool = True) -> Any:
+def label_modules(net: M, apart: bool = True) -> M:
     """Returns a copy whose modules have their paths; ``apart=False`` keeps equal treedefs equal."""
     copy, whole = rebuild_tree(net), object()
     for path, module in named_modules(copy):
@@ -85,11 +89,11 @@ def record_calls(recorder: Recorder) -> Generator[None, None, None]:
 
 
 def call_labeled(
-    call: Callable[..., Any], module: Node, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Any:
+    call: Callable[..., R], module: object, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> R:
     """Calls a module; a labeled one adds its path to the trace and notifies the recorder."""
     label = attributes_of(module).get(LABEL) if isinstance(module, Node) else None
-    if label is None:
+    if not isinstance(module, Node) or label is None:
         return call(module, *args, **kwargs)
     around = label.path, base_of(type(module))
     if _around.get() == around:  # the call of a base class, or of a view of the module
@@ -108,15 +112,19 @@ def call_labeled(
 
 def _that_says_its_path(module: Node) -> Node:
     """Returns the module, of a derived class unless `call_labeled` wraps its `__call__`."""
-    cls = type(module)
-    if not issubclass(cls, Callable) or getattr(cls.__call__, SAYS_PATH, False):
+    cls: Any = type(module)
+    if not callable(module) or getattr(cls.__call__, SAYS_PATH, False):
         return module
     return with_class(module, derive_class(cls, "labeled", True))
 
 
 def _labeled(base: type, namespace: dict[str, Any], value: bool) -> dict[str, Any]:
-    call = namespace.get("__call__") or base.__call__
-    return {"__call__": lambda self, *args, **kwargs: call(self, *args, **kwargs)}
+    call: Callable[..., Any] = namespace.get("__call__") or base.__call__
+
+    def __call__(self: Node, *args: Any, **kwargs: Any) -> Any:
+        return call(self, *args, **kwargs)
+
+    return {"__call__": __call__}
 
 
 register_aspect("labeled", _labeled)
@@ -139,18 +147,18 @@ def path_in(equation: Equation, around: str) -> str:
 _HAS_NOTE = "_pax_has_note"
 
 
-def noting_path(call: Callable[..., Any]) -> Callable[..., Any]:
+def noting_path(call: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
     """Wraps `__call__` so that its errors name the path of the module."""
 
     @functools.wraps(call)
-    def __call__(self: Any, /, *args: PyTree, **kwargs: PyTree) -> Any:
+    def __call__(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
         try:
             if Label.in_use:
                 return call_labeled(call, self, args, kwargs)
             return call(self, *args, **kwargs)
         except Exception as error:  # of the module; raised again
             if _is_asked_for_labels(self, args, kwargs):
-                return self
+                return self  # type: ignore[return-value]
             hide_frames(error)
             if isinstance(self, Node):  # else a view, whose own call encloses this one
                 _add_note(error, self)
@@ -160,7 +168,7 @@ def noting_path(call: Callable[..., Any]) -> Callable[..., Any]:
     return __call__
 
 
-def _is_asked_for_labels(self: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _is_asked_for_labels(self: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """True if a tree of labels, which has the class of a layer, is called with parameters.
 
     `optax.multi_transform` and others take a function for label trees, and call what is callable.
@@ -176,7 +184,7 @@ def _is_asked_for_labels(self: Node, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 #: The code of all calls that are wrapped.
-_CODE = noting_path(lambda self: None).__code__  # type: ignore[attr-defined]
+_CODE = noting_path(repr).__code__  # type: ignore[attr-defined]
 
 
 def path_of_call() -> str:

@@ -18,6 +18,7 @@ import numpy as np
 from pax_export._foundations.errors import HiddenArrayError, SharedNodeError, StructureMismatchError
 from pax_export._foundations.jax import is_tracer
 from pax_export._foundations.types import PyTree
+from pax_export.core._containers import is_dict, is_sequence
 from pax_export.core._mutable import is_constructing
 from pax_export.core._static import static_key
 from pax_export.core._subclassing import recipe_of
@@ -41,10 +42,10 @@ from pax_export.core._tree import (
 )
 
 
-def check_modules(tree: PyTree) -> None:
-    """Checks every module of a tree for hidden and shared nodes, in the order that PAX checks."""
+def check_modules(tree: Node) -> None:
+    """Checks every module of a net for hidden and shared nodes, in the order that PAX checks."""
     modules, leaves = modules_and_leaves(tree, once=True)
-    one_of_each = {type(module): module for module in modules}.values()
+    one_of_each: list[Node] = list({type(each): each for each in modules}.values())  # type: ignore
     for module in one_of_each:
         _check_slots(type(module))
     _refuse_sharing(tree, modules, leaves)
@@ -60,14 +61,14 @@ def check_new(module: Node) -> None:
     _check_class_attributes(module)
 
 
-def check_sharing(tree: PyTree) -> list[Any]:
+def check_sharing(tree: Node) -> list[Any]:
     """Checks that no module and no array occurs twice in a tree; returns its modules."""
     modules, leaves = modules_and_leaves(tree, once=True)
     _refuse_sharing(tree, modules, leaves)
     return modules
 
 
-def _refuse_sharing(tree: PyTree, modules: list[Any], leaves: list[Any]) -> None:
+def _refuse_sharing(tree: Node, modules: list[Node], leaves: list[Any]) -> None:
     if len(set(map(id, modules))) != len(modules):
         way_out = (
             "keep it at one place and call it from there; for two equal modules, module.copy() "
@@ -98,8 +99,8 @@ def _raise_shared(
     )
 
 
-def describe_array(array: PyTree, with_value: bool = False) -> str:
-    """An array in a few words, e.g. ``float32[2,3]``."""
+def describe_array(array: Any, with_value: bool = False) -> str:
+    """An array, its aval or its spec in a few words, e.g. ``float32[2,3]``."""
     shape = ",".join(str(size) for size in getattr(array, "shape", ()))
     text = f"{getattr(array, 'dtype', type(array).__name__)}[{shape}]"
     if with_value and not is_tracer(array) and array.size <= 16:
@@ -156,7 +157,7 @@ _OF_PYTHON = frozenset({"__annotations__", "__static_attributes__", "__type_para
 # --- structure of two trees -----------------------------------------------------
 
 
-def assert_structure_equal(a: object, b: object) -> bool:
+def assert_structure_equal(a: PyTree, b: PyTree) -> bool:
     """Raises unless two pytrees have the same structure; the error names the differences.
 
     Args:
@@ -186,7 +187,7 @@ def assert_structure_equal(a: object, b: object) -> bool:
     )
 
 
-def structure_differences(a: object, b: object, path: str = "") -> list[str]:
+def structure_differences(a: PyTree, b: PyTree, path: str = "") -> list[str]:
     """Lists the innermost differences of two trees."""
     here = path or "(the root)"
     if isinstance(a, Node) and isinstance(b, Node) and type(a) is type(b):
@@ -195,20 +196,20 @@ def structure_differences(a: object, b: object, path: str = "") -> list[str]:
         same = isinstance(a, EmptyNode) and isinstance(b, EmptyNode)
         return [] if same else [f"{here}: {_describe_kind(a)} against {_describe_kind(b)}"]
     (items_a, def_a), (items_b, def_b) = one_level(a), one_level(b)
-    if isinstance(a, dict) and isinstance(b, dict) and a.keys() != b.keys():
+    if is_dict(a) and is_dict(b) and a.keys() != b.keys():
         return _key_differences(a, b, path)
     if def_a != def_b:
         return [f"{here}: {_describe_kind(a)} against {_describe_kind(b)}"]
     if len(items_a) == 1 and items_a[0][1] is a:
         return []  # a leaf
-    lines = []
+    lines: list[str] = []
     for (key, x), (_, y) in zip(items_a, items_b):
         lines += structure_differences(x, y, join_path(path, path_name(key)))
     return lines
 
 
 def _key_differences(a: dict[Any, Any], b: dict[Any, Any], path: str) -> list[str]:
-    lines = []
+    lines: list[str] = []
     for key in dict.fromkeys([*a, *b]):
         child_path = join_path(path, str(key))
         if key in a and key in b:
@@ -223,7 +224,7 @@ def _module_differences(a: Node, b: Node, path: str) -> list[str]:
     static_a, static_b = ({"_frozen": None, **each.static} for each in (moduledef_a, moduledef_b))
     values_a = static_a | dict(zip(moduledef_a.names, children_a))
     values_b = static_b | dict(zip(moduledef_b.names, children_b))
-    lines = []
+    lines: list[str] = []
     for name in dict.fromkeys([*values_a, *values_b]):
         child_path = join_path(path, name.removeprefix("_") if name in _OWN_FIELDS else name)
         if name not in values_a or name not in values_b:
@@ -249,7 +250,7 @@ def _describe_kind(value: object) -> str:
     if isinstance(value, (Node, EmptyNode)):
         recipe = [n if v is True else f"{n}={v!r:.60}" for n, v in recipe_of(type(value))]
         return type(value).__name__ + (f" ({', '.join(recipe)})" if recipe else "")
-    size = f" of {len(value)}" if isinstance(value, (list, tuple, dict)) else ""
+    size = f" of {len(value)}" if is_sequence(value) or is_dict(value) else ""
     return f"{type(value).__name__}{size}"
 
 
@@ -329,17 +330,17 @@ def _parts(value: Any) -> Iterable[Any]:
     if isinstance(value, type) or getattr(value, "_pax_is_constant", False):
         return ()
     if isinstance(value, np.ndarray):
-        return value.ravel().tolist() if value.dtype.hasobject else ()
+        return value.ravel().tolist() if value.dtype.hasobject else ()  # type: ignore
     if is_iterator(value):
         return gc.get_referents(value)
+    kind = type(value)  # type: ignore  # of anything
     parts: list[Any] = []
     if hasattr(value, "__wrapped__"):
         parts.append(value.__wrapped__)
-    if isinstance(value, Mapping):
+    if issubclass(kind, Mapping):
         parts += value.values()
-    elif isinstance(value, _CONTAINERS):
+    elif issubclass(kind, _CONTAINERS):
         parts += value
-    kind: Any = type(value)
     if callable(value) and isinstance(kind.__call__, types.FunctionType):
         parts.append(kind.__call__)
     slots = [name for cls in kind.__mro__ for name in getattr(cls, "__slots__", ())]

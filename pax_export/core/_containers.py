@@ -10,15 +10,31 @@ import copy
 import dataclasses
 import functools
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeGuard, TypeVar
 
 import jax
 import numpy as np
 from jax.tree_util import DictKey, SequenceKey
 
 from pax_export._foundations.errors import ImmutableModuleError
-from pax_export._foundations.types import PyTree
+
+# Values are of any class here, and distinguished by it: type checkers know nothing of what is in
+# them.
+# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false
+# pyright: reportUnknownArgumentType=false
+
+T = TypeVar("T")
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    #: The built-in containers and classes derived from them.
+    BuiltIn: TypeAlias = (
+        list[Any] | tuple[Any, ...] | dict[Any, Any] | set[Any] | deque[Any] | bytearray
+    )
+    #: What has other values in it, or can be changed itself.
+    Container: TypeAlias = BuiltIn | functools.partial[Any] | np.ndarray | DataclassInstance
 
 KEYED = frozenset({OrderedDict, defaultdict, Counter})
 PARTIALS = frozenset({functools.partial, jax.tree_util.Partial})
@@ -28,12 +44,12 @@ _LARGEST_ARRAY = 1 << 16  # bytes; a larger one is looked at by identity, and ne
 MAX_DEPTH = 100  # containers, one in another
 
 
-def is_small_array(value: object) -> bool:
+def is_small_array(value: object) -> TypeGuard[np.ndarray]:
     """True for a numpy array that is copied and compared by content."""
     return isinstance(value, np.ndarray) and value.nbytes <= _LARGEST_ARRAY
 
 
-def is_record(value: object) -> bool:
+def is_record(value: object) -> TypeGuard[DataclassInstance]:
     """True for a dataclass that is compared by its fields."""
     kind = type(value)
     if not hasattr(kind, "__dataclass_fields__") or kind.__eq__ is object.__eq__:
@@ -41,18 +57,26 @@ def is_record(value: object) -> bool:
     return not hasattr(kind, "_pax_flat")  # modules are compared as modules
 
 
-def _can_change(record: Any) -> bool:
+def is_dict(value: object) -> TypeGuard[dict[Any, Any]]:
+    """True for dicts; type checkers then know that anything may be in it."""
+    return isinstance(value, dict)
+
+
+def is_sequence(value: object) -> TypeGuard[list[Any] | tuple[Any, ...]]:
+    """True for lists and tuples; type checkers then know that anything may be in it."""
+    return isinstance(value, (list, tuple))
+
+
+def _can_change(record: DataclassInstance) -> bool:
     """Returns whether a record is a mutable dataclass or contains a mutable container."""
-    if not type(record).__dataclass_params__.frozen:
-        return True
-    return any(map(has_container, record_of(record).values()))
+    parameters: Any = type(record).__dataclass_params__  # type: ignore[attr-defined]
+    return not parameters.frozen or any(map(has_container, record_of(record).values()))
 
 
-def record_of(value: PyTree) -> dict[str, Any]:
+def record_of(value: DataclassInstance) -> dict[str, Any]:
     """The fields of a dataclass and its other attributes."""
-    kind = type(value)
     found = {f.name: getattr(value, f.name, None) for f in dataclasses.fields(value)}
-    return found | without_cached(kind, getattr(value, "__dict__", {}))
+    return found | without_cached(type(value), getattr(value, "__dict__", {}))
 
 
 def without_cached(kind: type, attributes: dict[str, Any]) -> dict[str, Any]:
@@ -64,16 +88,15 @@ def without_cached(kind: type, attributes: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def has_container(value: PyTree) -> bool:
+def has_container(value: Any) -> TypeGuard[Container]:
     """True if a static value contains a mutable object."""
-    kind = type(value)
-    if kind in _UNCHANGING:
+    if type(value) in _UNCHANGING:
         return False
     if isinstance(value, _CONTAINERS):
         return True
     if isinstance(value, tuple):
-        return any(has_container(x) for x in value)
-    if kind in PARTIALS:
+        return any(map(has_container, value))
+    if type(value) in PARTIALS:
         return any(map(has_container, (value.func, *value.args, *value.keywords.values())))
     return _is_static_array(value) or (is_record(value) and _can_change(value))
 
@@ -94,23 +117,23 @@ def ends(value: object, depth: int = MAX_DEPTH) -> bool:
     return True
 
 
-def copy_containers(value: PyTree) -> Any:
+def copy_containers(value: T) -> T:
     """Copies mutable containers at every depth, read-only ones as plain; shares other values."""
+    return _copied(value) if has_container(value) else value
+
+
+def _copied(value: Any) -> Any:
     kind = type(value)
-    if kind in _UNCHANGING:
-        return value
     if kind in READ_ONLY:
-        return copy_containers(_plain(value))
+        return _copied(_plain(value))
     if kind is list or kind is tuple:
-        return kind([copy_containers(x) for x in value])
+        return kind(map(copy_containers, value))
     if kind is dict:
         return {k: copy_containers(v) for k, v in value.items()}
     if kind is set:
         return set(value)
     if kind is deque:
         return deque(map(copy_containers, value), value.maxlen)
-    if not has_container(value):
-        return value
     if kind in PARTIALS:
         keywords = {name: copy_containers(x) for name, x in value.keywords.items()}
         return kind(copy_containers(value.func), *map(copy_containers, value.args), **keywords)
@@ -119,7 +142,7 @@ def copy_containers(value: PyTree) -> Any:
     return _copy_of_own_kind(value)
 
 
-def _copy_of_own_kind(value: object) -> Any:
+def _copy_of_own_kind(value: Container) -> Any:
     """Copies an instance of a user's class, or returns it if it cannot be copied."""
     try:
         if isinstance(value, tuple):
@@ -144,7 +167,7 @@ def _copy_of_own_kind(value: object) -> Any:
     return new
 
 
-def _with_attributes_of(value: object, new: object) -> Any:
+def _with_attributes_of(value: tuple[Any, ...], new: T) -> T:
     if getattr(value, "__dict__", None):
         vars(new).update({name: copy_containers(x) for name, x in vars(value).items()})
     return new
@@ -153,9 +176,7 @@ def _with_attributes_of(value: object, new: object) -> Any:
 # --- read-only containers --------------------------------------------------------------
 
 
-def _refuse(
-    container: list[Any] | dict[Any, Any] | set[Any] | deque[Any], *args: object, **kwargs: object
-) -> Any:
+def _refuse(container: BuiltIn, *args: object, **kwargs: object) -> NoReturn:
     kind = READ_ONLY[type(container)].__name__
     raise ImmutableModuleError(
         f"A {kind} of an immutable module cannot be changed in place.",
@@ -174,12 +195,25 @@ _CHANGES = (
 )
 
 
+def _plain(value: BuiltIn) -> Any:
+    """A copy of a read-only container as one of its own class; not of containers in it."""
+    kind: Any = READ_ONLY[type(value)]
+    if isinstance(value, defaultdict):
+        return defaultdict(value.default_factory, value)
+    return deque(value, value.maxlen) if isinstance(value, deque) else kind(value)
+
+
 def _read_only_class(kind: type) -> type:
     """A subclass whose methods that change it raise; copies and pickles are of the class itself."""
+
+    def reduce_to_plain(self: BuiltIn, protocol: int) -> tuple[Callable[..., Any], tuple[Any]]:
+        return copy.copy, (_plain(self),)
+
+    def represent(self: BuiltIn) -> str:
+        return repr(copy_containers(self))
+
     methods: dict[str, Any] = {name: _refuse for name in _CHANGES if hasattr(kind, name)}
-    methods["__reduce_ex__"] = lambda self, protocol: (copy.copy, (_plain(self),))
-    methods["__repr__"] = lambda self: repr(copy_containers(self))
-    methods["copy"] = lambda self: _plain(self)
+    methods |= {"__reduce_ex__": reduce_to_plain, "__repr__": represent, "copy": _plain}
     return type(f"ReadOnly{kind.__name__.title()}", (kind,), {"__slots__": (), **methods})
 
 
@@ -188,49 +222,46 @@ _READ_ONLY_OF: dict[type, type] = {kind: _read_only_class(kind) for kind in _KIN
 READ_ONLY: dict[type, type] = {new: kind for kind, new in _READ_ONLY_OF.items()}
 
 
-def _plain(value: PyTree) -> Any:
-    """A copy of a read-only container as one of its own class; not of containers in it."""
-    kind = READ_ONLY[type(value)]
-    if kind is defaultdict:
-        return defaultdict(value.default_factory, value)
-    return deque(value, value.maxlen) if kind is deque else kind(value)
-
-
-def read_only(value: PyTree) -> Any:
+def read_only(value: T) -> T:
     """A value whose containers are read-only; those of users' classes stay as they are."""
+    may_have = type(value) in _READ_ONLY_OF or isinstance(value, (tuple, np.ndarray))
+    if may_have and has_container(value):
+        return _made_read_only(value)
+    return value  # type: ignore[return-value]
+
+
+def _made_read_only(value: Any) -> Any:
     kind = type(value)
-    if kind in _UNCHANGING:
-        return value
-    if kind is tuple:
-        return tuple(map(read_only, value)) if value and has_container(value) else value
     if kind in _READ_ONLY_OF:
         return _read_only_copy(kind, value)
-    if isinstance(value, tuple) and hasattr(kind, "_make") and has_container(value):
+    if kind is tuple:
+        return tuple(map(read_only, value))
+    if isinstance(value, tuple) and hasattr(kind, "_make"):
         return _with_attributes_of(value, tuple.__new__(kind, map(read_only, value)))
-    if isinstance(value, np.ndarray) and _is_static_array(value) and value.flags.writeable:
+    if isinstance(value, np.ndarray) and value.flags.writeable:
         value = value.copy()
         value.setflags(write=False)
     return value
 
 
-def _read_only_copy(kind: type, value: PyTree) -> Any:
+def _read_only_copy(kind: type, value: BuiltIn) -> Any:
     cls: Any = _READ_ONLY_OF[kind]
-    if kind is deque:
+    if isinstance(value, dict):
         new = cls.__new__(cls)
-        deque.__init__(new, map(read_only, value), value.maxlen)
-    elif issubclass(kind, dict):
-        new = cls.__new__(cls)
-        if kind is defaultdict:
+        if isinstance(value, defaultdict):
             defaultdict.__init__(new, value.default_factory)
         for key, part in value.items():
-            kind.__setitem__(new, key, read_only(part))
-    else:
-        new = cls(map(read_only, value))
-    return new
+            kind.__setitem__(new, key, read_only(part))  # type: ignore[attr-defined]
+        return new
+    if isinstance(value, deque):
+        new = cls.__new__(cls)
+        deque.__init__(new, map(read_only, value), value.maxlen)
+        return new
+    return cls(map(read_only, value))
 
 
-def _is_static_array(value: object) -> bool:
-    return is_small_array(value) and not is_number_array(value)  # type: ignore[arg-type]
+def _is_static_array(value: object) -> TypeGuard[np.ndarray]:
+    return is_small_array(value) and not is_number_array(value)
 
 
 def is_number_array(value: np.ndarray) -> bool:
@@ -240,48 +271,45 @@ def is_number_array(value: np.ndarray) -> bool:
     return dtype.kind in "biufc" or (dtype.kind == "V" and not issubclass(dtype.type, np.void))
 
 
-def may_change(value: PyTree) -> bool:
+def may_change(value: object) -> bool:
     """True if a value can still be changed in place after `read_only`."""
-    kind = type(value)
-    if kind in READ_ONLY or kind is tuple:
-        parts = (*dict.keys(value), *dict.values(value)) if isinstance(value, dict) else value
-        return any(map(may_change, parts))
+    if not has_container(value):
+        return False
     if isinstance(value, np.ndarray):
-        return _is_static_array(value) and value.flags.writeable
-    return has_container(value)
+        return value.flags.writeable
+    kind = type(value)
+    if kind is tuple or kind in READ_ONLY:
+        parts: Any = (*value, *dict.values(value)) if isinstance(value, dict) else value
+        return any(map(may_change, parts))
+    return True
 
 
-def _register(kind: type, key: Any, keys_of: Any, values_of: Any, make: Any) -> None:
-    cls = _READ_ONLY_OF[kind]
+# --- read-only containers as jax sees them: as it sees plain ones ----------------------------
 
-    def unflatten(aux: Any, children: Any) -> Any:
-        return _read_only_copy(kind, make(aux, children))
 
-    jax.tree_util.register_pytree_with_keys(
-        cls,
-        lambda x: (tuple(zip(map(key, keys_of(x)), values_of(x))), _aux(x, keys_of)),
-        unflatten,
-        flatten_func=lambda x: (tuple(values_of(x)), _aux(x, keys_of)),
+def _register(kind: type, entry: Callable[[Any], Any], keys_of: Callable[[Any], Any]) -> None:
+    def flatten(value: Any) -> tuple[list[Any], tuple[tuple[Any, ...], Any]]:
+        keys = tuple(keys_of(value))
+        return [value[key] for key in keys], (keys, getattr(value, "default_factory", None))
+
+    def flatten_with_keys(value: Any) -> tuple[list[tuple[Any, Any]], tuple[tuple[Any, ...], Any]]:
+        parts, aux = flatten(value)
+        return list(zip(map(entry, aux[0]), parts)), aux
+
+    def unflatten(aux: tuple[tuple[Any, ...], Any], parts: Iterable[Any]) -> Any:
+        keys, default_factory = aux
+        if kind is list:
+            return _read_only_copy(kind, list(parts))
+        if kind is defaultdict:
+            return _read_only_copy(kind, defaultdict(default_factory, zip(keys, parts)))
+        return _read_only_copy(kind, dict(zip(keys, parts)))
+
+    jax.tree_util.register_pytree_with_keys(  # type: ignore  # jax says nothing of its keys
+        _READ_ONLY_OF[kind], flatten_with_keys, unflatten, flatten_func=flatten
     )
 
 
-def _aux(value: PyTree, keys_of: Any) -> Any:
-    if not isinstance(value, dict):
-        return None
-    return tuple(keys_of(value)), getattr(value, "default_factory", None)
-
-
-def _values_of(value: PyTree) -> list[Any]:
-    return [value[key] for key in sorted(value)]
-
-
-_register(list, SequenceKey, lambda x: range(len(x)), list, lambda aux, parts: list(parts))
-_register(dict, DictKey, sorted, _values_of, lambda aux, parts: dict(zip(aux[0], parts)))
-_register(
-    defaultdict, DictKey, sorted, _values_of,
-    lambda aux, parts: defaultdict(aux[1], zip(aux[0], parts)),
-)  # fmt: skip
-_register(
-    OrderedDict, DictKey, list, lambda x: list(x.values()),
-    lambda aux, parts: OrderedDict(zip(aux[0], parts)),
-)  # fmt: skip
+_register(list, SequenceKey, lambda value: range(len(value)))
+_register(dict, DictKey, sorted)
+_register(defaultdict, DictKey, sorted)
+_register(OrderedDict, DictKey, list)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from pax_export._foundations.check import checked_choice
-from pax_export.core._tree import Node
+from pax_export._foundations.check import checked_choice, is_mapping
+from pax_export.core._tree import Node, is_node
 
 Role = Literal[
     "kernel", "table", "bias", "scale", "mean", "variance", "average", "counter", "key"
@@ -119,15 +119,15 @@ class DeclaredArray:
         return tuple([self.axis(n) for n in self.axes if n not in self.declared.outputs])
 
 
-def declared_at(layer: Node) -> dict[str, DeclaredArray]:
+def declared_at(layer: object) -> dict[str, DeclaredArray]:
     """All that the class of a module declares, by name, also of inner modules."""
     declared = getattr(type(layer), "arrays", None)
-    if not isinstance(layer, Node) or not isinstance(declared, Mapping):
+    if not is_node(layer) or not is_mapping(declared):
         return {}
     return {name: DeclaredArray(name, layer, each) for name, each in declared.items()}
 
 
-def declared_in(layer: Node) -> dict[str, DeclaredArray]:
+def declared_in(layer: object) -> dict[str, DeclaredArray]:
     """The declared arrays that a module itself has, by attribute."""
     declared = declared_at(layer).items()
     return {name: x for name, x in declared if vars(layer).get(name) is not None}

@@ -7,14 +7,14 @@ selections, choose places for it.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+import operator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from jax.tree_util import (
     all_leaves,
     tree_flatten,
-    tree_flatten_with_path,
     tree_map,
     tree_unflatten,
 )
@@ -27,13 +27,14 @@ from pax_export._foundations.errors import (
 )
 from pax_export._foundations.types import PyTree
 from pax_export.core._check import check_modules, refuse_hidden
-from pax_export.core._containers import READ_ONLY, copy_containers
+from pax_export.core._containers import READ_ONLY, copy_containers, is_dict, is_sequence
 from pax_export.core._mutable import on_own_array
 from pax_export.core._parameters import frozen_of
 from pax_export.core._traversal import (
     Steps,
     apply_bottom_up,
     cached_by_treedef,
+    flatten_with_path,
     one_level,
     plain_key,
     rebuild_tree,
@@ -53,11 +54,13 @@ from pax_export.core._tree import (
     update_moduledef,
 )
 
+M = TypeVar("M", bound=Node)
+T = TypeVar("T")
 #: Maps the old value at a place to the new one.
 Change = Callable[[Any], Any]
 
 
-def with_static(node: Node, **changes: object) -> Any:
+def with_static(node: M, **changes: object) -> M:
     """A copy of a module with other values of static attributes that it has."""
     children, moduledef = flatten(node)
     return unflatten(moduledef.derived(moduledef.cls, moduledef.static | changes), children)
@@ -72,7 +75,7 @@ def with_class(node: Node, cls: type) -> Any:
 # --- the mechanism of all edits ----------------------------------------------------
 
 
-def edit_at(tree: PyTree, changes: Mapping[Steps, Change], *, same_kinds: bool = False) -> Any:
+def edit_at(tree: Node, changes: Mapping[Steps, Change], *, same_kinds: bool = False) -> Any:
     """Returns a new tree with ``change(old value)`` at each of these places.
 
     Every edit of a module uses this function. Children are changed before their parents.
@@ -105,11 +108,11 @@ def edit_at(tree: PyTree, changes: Mapping[Steps, Change], *, same_kinds: bool =
     return new
 
 
-def _child_at(value: PyTree, step: PyTree) -> Any:
-    if isinstance(value, Node):
-        return attributes_of(value)[step]
-    if isinstance(value, (dict, list)) or type(value) is tuple:
-        return value[step]
+def _child_at(value: PyTree, step: Hashable) -> Any:
+    if is_node(value):
+        return attributes_of(value)[step]  # type: ignore[index]  # a name
+    if is_dict(value) or (is_sequence(value) and not hasattr(value, "_fields")):
+        return value[step]  # type: ignore[index]  # a key, or an index
     return next(item for path, item in one_level(value)[0] if plain_key(path[0]) == step)
 
 
@@ -129,7 +132,7 @@ def _change_attributes(owner: Node, changes: dict[str, Change], same_kinds: bool
 
 def _with_items(changes: dict[Any, Change], then: Change | None, value: PyTree) -> Any:
     """A container with changed items; it is changed itself `then`."""
-    if isinstance(value, (dict, list)):
+    if is_dict(value) or (is_sequence(value) and not isinstance(value, tuple)):
         value = copy_containers(value)
         for step, change in changes.items():
             value[step] = change(value[step])
@@ -141,7 +144,7 @@ def _with_items(changes: dict[Any, Change], then: Change | None, value: PyTree) 
     return value if then is None else then(value)
 
 
-def own_containers(value: object) -> Any:
+def own_containers(value: T) -> T:
     """Copies the containers of a value, but not modules and arrays in them."""
     if kind_of(value) is STATIC:
         try:
@@ -159,18 +162,20 @@ def own_containers(value: object) -> Any:
 
 
 @cached_by_treedef()
-def set_training(tree: PyTree, training: bool) -> Any:
+def set_training(tree: T, training: bool) -> T:
     """Returns a module, or pytree of modules, with all modules in train or eval mode."""
 
-    def switched(module: Node) -> Any:
+    def switched(part: object) -> Any:
+        if not is_node(part):
+            return part
         return apply_bottom_up(
-            module, lambda m: m._with_training(training and not frozen_of(m).statistics)
+            part, lambda m: m._with_training(training and not frozen_of(m).statistics)
         )
 
-    return tree_map(lambda x: switched(x) if is_node(x) else x, tree, is_leaf=is_node)
+    return tree_map(switched, tree, is_leaf=is_node)
 
 
-def replace(module: Node, changes: dict[str, Any]) -> Any:
+def replace(module: M, changes: dict[str, Any]) -> M:
     """A new module with other values of attributes that it has."""
     for name in changes:
         if name in ("name", "training") and name not in attributes_of(module):
@@ -197,7 +202,7 @@ def _has_attribute(module: Node, name: str) -> bool:
     return not (callable(value) or hasattr(value, "__get__"))
 
 
-def with_attributes(module: Node, changes: dict[str, Any]) -> Any:
+def with_attributes(module: M, changes: dict[str, Any]) -> M:
     """A new module with attributes added or replaced."""
     return edit_at(module, {(name,): _constant_change(value) for name, value in changes.items()})
 
@@ -206,12 +211,12 @@ def _constant_change(value: object) -> Change:
     return lambda old: value
 
 
-def replace_node(module: Node, node: Node, value: object) -> Any:
+def replace_node(module: Node, node: PyTree, value: PyTree) -> Any:
     """A new module in which one node of the tree, which must occur once, is another."""
     if type(node) in READ_ONLY:
         places = list(_places_of(node, module, ()))
     else:
-        items, _ = tree_flatten_with_path(module, is_leaf=lambda x: x is node)
+        items, _ = flatten_with_path(module, is_leaf=partial(operator.is_, node))
         places = [tuple(map(plain_key, path)) for path, item in items if item is node]
     if len(places) != 1:
         raise SharedNodeError(
@@ -225,19 +230,19 @@ def replace_node(module: Node, node: Node, value: object) -> Any:
     return new
 
 
-def _places_of(container: object, value: PyTree, steps: Steps) -> Iterator[Steps]:
+def _places_of(container: PyTree, value: PyTree, steps: Steps) -> Iterator[Steps]:
     """The places of a container of a closed module, which is not among the children for jax."""
     if value is container:
         yield steps
-    elif isinstance(value, (Node, dict)):
-        for key, part in (attributes_of(value) if isinstance(value, Node) else value).items():
+    elif is_node(value) or is_dict(value):
+        for key, part in (attributes_of(value) if is_node(value) else value).items():
             yield from _places_of(container, part, (*steps, key))
-    elif isinstance(value, (list, tuple)):
+    elif is_sequence(value):
         for key, part in enumerate(value):
             yield from _places_of(container, part, (*steps, key))
 
 
-def map_leaves(module: Node, function: Callable[..., Any], *others: object) -> Any:
+def map_leaves(module: M, function: Callable[..., Any], *others: PyTree) -> M:
     """tree_map over the arrays of modules; static data is taken from the first module."""
     function = function if others else on_own_array(function)
     leaves, treedef = tree_flatten(module)
@@ -265,4 +270,4 @@ def map_leaves(module: Node, function: Callable[..., Any], *others: object) -> A
 
 
 def _by_steps(tree: PyTree) -> dict[Steps, Any]:
-    return {tuple(map(plain_key, path)): leaf for path, leaf in tree_flatten_with_path(tree)[0]}
+    return {tuple(map(plain_key, path)): leaf for path, leaf in flatten_with_path(tree)[0]}

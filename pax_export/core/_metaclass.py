@@ -8,9 +8,8 @@ import inspect
 import types
 import typing
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
-from pax_export._foundations.types import PyTree
 from pax_export.core._call_paths import noting_path
 from pax_export.core._check import check_new
 from pax_export.core._mutable import open_modules
@@ -18,6 +17,10 @@ from pax_export.core._parameters import respecting_frozen
 from pax_export.core._pickling import reduced_call
 from pax_export.core._subclassing import base_of, builders_of, from_recipe, recipe_of
 from pax_export.core._tree import Node, attributes_now, fill_node, register_class, update_moduledef
+
+P = ParamSpec("P")
+T = TypeVar("T")
+N = TypeVar("N", bound=Node)
 
 
 class ModuleMeta(type(typing.Protocol)):  # type: ignore[misc]
@@ -29,7 +32,7 @@ class ModuleMeta(type(typing.Protocol)):  # type: ignore[misc]
     __subclasscheck__ = abc.ABCMeta.__subclasscheck__
 
     def __init__(
-        cls, name: str, bases: tuple[Any, ...], namespace: dict[Any, Any], **kwargs: object
+        cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **kwargs: object
     ):
         super().__init__(name, bases, namespace, **kwargs)
         cls._pax_own = _OF_DATACLASSES & namespace.keys()
@@ -43,7 +46,7 @@ class ModuleMeta(type(typing.Protocol)):  # type: ignore[misc]
 
     if not typing.TYPE_CHECKING:  # a type checker reads the constructor instead
 
-        def __call__(cls, *args: PyTree, **kwargs: PyTree) -> Any:
+        def __call__(cls: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
             """Makes an instance: runs the constructor, then makes its moduledef and checks it."""
             _drop_dataclass_methods(cls)
             module = cls.__new__(cls, *args, **kwargs)
@@ -66,7 +69,7 @@ class ModuleMeta(type(typing.Protocol)):  # type: ignore[misc]
 def _after_ours(users: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
     """A user's ``__getattr__``, called only for missing attributes."""
 
-    def __getattr__(self: Any, name: str) -> Any:
+    def __getattr__(self: Node, name: str) -> Any:
         if name.startswith("_pax_"):
             return Node.__getattr__(self, name)
         if fill_node(self):
@@ -81,7 +84,7 @@ _OF_DATACLASSES = frozenset({"__eq__", "__hash__", "__setattr__", "__delattr__"}
 
 def _drop_dataclass_methods(cls: type) -> None:
     """Restores what `@dataclass` replaces: equality and hash by fields, a refusal in `pure`."""
-    own = cls._pax_own  # type: ignore[attr-defined]
+    own: frozenset[str] = vars(cls)["_pax_own"]
     if "__eq__" in own:  # Python then makes the class one without a hash
         own = own | {"__hash__"}
     for name in (_OF_DATACLASSES - own) & vars(cls).keys():
@@ -106,14 +109,14 @@ def _reduce_class(cls: type) -> Any:
 copyreg.pickle(ModuleMeta, _reduce_class)  # type: ignore[arg-type]
 
 
-def new_uninitialized(cls: type) -> Any:
+def new_uninitialized(cls: type[T]) -> T:
     """An instance before its constructor: without name, in train mode."""
     module = object.__new__(cls)
     attributes_now(module).update(_name=None, _training=True)
     return module
 
 
-def made_of(cls: type, attributes: dict[str, Any]) -> Any:
+def made_of(cls: type[N], attributes: dict[str, Any]) -> N:
     """An instance with these attributes, checked, without its constructor."""
     module = new_uninitialized(cls)
     attributes_now(module).update(attributes)

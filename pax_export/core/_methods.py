@@ -9,15 +9,15 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from pax_export._foundations.types import PyTree
 from pax_export.core._check import refuse_hidden
 from pax_export.core._static import is_self_contained
 from pax_export.core._subclassing import aspect_of, derive_class, register_aspect
 from pax_export.core._traversal import rebuild_tree
 from pax_export.core._tree import Node, attributes_of, flatten, unflatten
 
+M = TypeVar("M", bound=Node)
 METHODS = "_replaced_methods"
 
 
@@ -35,26 +35,26 @@ class _MethodSlot:
         self.name = name
         self.__name__ = name
 
-    def __get__(self, module: PyTree, owner: type | None = None) -> Any:
+    def __get__(self, module: Node | None, owner: type | None = None) -> Any:
         if module is None:
             return self
         method = dict(attributes_of(module)[METHODS])[self.name]
         return method.__get__(module, owner) if _binds_module(method) else method
 
-    def __call__(self, module: Node, /, *args: PyTree, **kwargs: PyTree) -> Any:
+    def __call__(self, module: Node, /, *args: Any, **kwargs: Any) -> Any:
         return self.__get__(module, type(module))(*args, **kwargs)
 
 
-class _StaticMethod(staticmethod):
+class _StaticMethod(staticmethod):  # type: ignore[type-arg]  # has none at run time
     """A class attribute for a callable that each module stores itself and that takes no module."""
 
-    def __get__(self, module: PyTree, owner: type | None = None) -> Any:
+    def __get__(self, module: Any, owner: type | None = None) -> Any:
         return self.__wrapped__.__get__(module, owner)
 
 
-def replace_method(module: Node, methods: dict[str, Any]) -> Any:
+def replace_method(module: M, methods: dict[str, Any]) -> M:
     """A module with the same data and other methods."""
-    before = dict(aspect_of(type(module), "methods") or ())
+    before: dict[str, Any] = dict(aspect_of(type(module), "methods") or ())
     own_methods = dict(attributes_of(module).get(METHODS, ()))
     for name, method in methods.items():
         own_methods.pop(name, None)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
 import jax
 
@@ -17,7 +17,7 @@ from pax_export._foundations.types import PyTree
 from pax_export.core import _check, _edit, _methods, _mutable, _parameters, _summary, _tree
 from pax_export.core._containers import READ_ONLY, copy_containers
 from pax_export.core._metaclass import ModuleMeta, new_uninitialized
-from pax_export.core._partition_specs import with_specs
+from pax_export.core._partition_specs import Spec, with_specs
 from pax_export.core._pickling import restore, to_picklable
 from pax_export.core._pure import purecall, require_module
 from pax_export.core._state_dict import load_state_dict, state_dict
@@ -25,17 +25,19 @@ from pax_export.core._traversal import apply_bottom_up, map_submodules, rebuild_
 from pax_export.core.selections import Selection, freeze_at
 
 if TYPE_CHECKING:
-    from pax_export.core._tree import Node
     from pax_export.core.selections._filters import Selector
 
 
-def _refuse_forward(self: Module, *args: object, **kwargs: object) -> NoReturn:
+def _refuse_forward(self: Module, *args: Any, **kwargs: Any) -> NoReturn:
     raise InvalidArgumentTypeError(
         "A module is called by its method __call__, not by forward.",
         where=type(self).__name__,
         got="a class with forward and without __call__",
         write="def __call__(self, x): ... in place of def forward(self, x): ...",
     )
+
+
+M = TypeVar("M", bound="Module")
 
 
 def _refuse_reserved(cls: type) -> None:
@@ -83,7 +85,7 @@ class Module(_tree.Node, metaclass=ModuleMeta):
         (3,)
     """
 
-    def __init_subclass__(cls, **kwargs: object):
+    def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
         _refuse_reserved(cls)
         if "forward" in vars(cls) and not any("__call__" in vars(each) for each in cls.__mro__):
@@ -91,7 +93,7 @@ class Module(_tree.Node, metaclass=ModuleMeta):
 
     __dict__ = property(_tree.attributes_of)  # type: ignore  # filled when looked at
 
-    def __new__(cls, *args: object, **kwargs: object) -> Self:
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         return new_uninitialized(cls)
 
     def __init__(self, *, training: bool = True, name: str | None = None):
@@ -110,7 +112,7 @@ class Module(_tree.Node, metaclass=ModuleMeta):
 
     if TYPE_CHECKING:  # most modules can be called, and some are in lists of modules
 
-        def __call__(self, *args: PyTree, **kwargs: PyTree) -> Any: ...
+        def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
     # --- change -----------------------------------------------------------------
 
@@ -153,7 +155,7 @@ class Module(_tree.Node, metaclass=ModuleMeta):
         """
         return _edit.with_attributes(self, {name: value})
 
-    def replace_node(self, node: Node, value: object) -> Any:
+    def replace_node(self, node: PyTree, value: PyTree) -> Any:
         """Returns a new module in which the one node that *is* ``node`` is ``value``.
 
         Args:
@@ -217,7 +219,7 @@ class Module(_tree.Node, metaclass=ModuleMeta):
 
     parameters = _parameters.method_for(_parameters.UNDECLARED)
 
-    def update_parameters(self, params: PyTree) -> Self:
+    def update_parameters(self, params: Module) -> Self:
         """Returns the module with the arrays that ``params.parameters()`` has.
 
         Args:
@@ -237,7 +239,7 @@ class Module(_tree.Node, metaclass=ModuleMeta):
         """Returns a module with the arrays of a dict; see `load_weights_from_dict`."""
         return load_state_dict(self, weights)
 
-    def map(self, function: Callable[..., Any], *others: object) -> Self:
+    def map(self, function: Callable[..., Any], *others: Module | dict[str, Any]) -> Self:
         """Returns the module with each array ``function(own, *the others')``.
 
         Args:
@@ -246,7 +248,7 @@ class Module(_tree.Node, metaclass=ModuleMeta):
         """
         return _edit.map_leaves(self, function, *others)
 
-    def with_sharding(self, **specs: object) -> Self:
+    def with_sharding(self, **specs: Spec) -> Self:
         """Returns a new module with declared partition specs of its arrays.
 
         Args:
@@ -295,7 +297,7 @@ class Module(_tree.Node, metaclass=ModuleMeta):
         """Returns HTML for notebooks: the rows of `pax_export.inspect` as a collapsible tree."""
         return _summary.module_html(self)
 
-    def __treescope_repr__(self, path: str | None, subtree_renderer: object) -> Any:
+    def __treescope_repr__(self, path: str | None, subtree_renderer: Callable[..., Any]) -> Any:
         """Returns treescope's rendering: the attributes, collapsible."""
         return _summary.render_treescope(self, path, subtree_renderer)
 
@@ -335,7 +337,7 @@ class Module(_tree.Node, metaclass=ModuleMeta):
         kinds = [(getattr(x, "shape", ()), str(getattr(x, "dtype", ""))) for x in leaves]
         return hash((treedef, tuple(kinds)))
 
-    def __mod__(self, args: tuple[Any, ...]) -> tuple[Self, Any]:
+    def __mod__(self, args: PyTree) -> tuple[Self, Any]:
         """``module % x``: the updated module and the output; a tuple is unpacked."""
         try:
             return purecall(self, *(args if isinstance(args, tuple) else (args,)))
@@ -343,9 +345,9 @@ class Module(_tree.Node, metaclass=ModuleMeta):
             hide_frames(error)
             raise
 
-    def __or__(self, other: object) -> Self:
+    def __or__(self, other: Module) -> Self:
         """``a | b``: the tree of ``a`` with the arrays that ``b`` has."""
-        if not isinstance(other, Module):
+        if not isinstance(other, Module):  # type: ignore  # for Python to ask the other
             return NotImplemented
         return _parameters.merge(self, other)
 
@@ -395,7 +397,7 @@ class StateModule(Module):
     parameters = _parameters.method_for(_parameters.NOTHING)
 
 
-def select_parameters(module: Module) -> Any:
+def select_parameters(module: M) -> M:
     """Returns ``module.parameters()``.
 
     Example:
@@ -407,7 +409,7 @@ def select_parameters(module: Module) -> Any:
     return module.parameters()
 
 
-def update_parameters(module: Module, *, params: PyTree) -> Any:
+def update_parameters(module: M, *, params: Module) -> M:
     """Returns ``module.update_parameters(params)``.
 
     Example:
@@ -420,7 +422,7 @@ def update_parameters(module: Module, *, params: PyTree) -> Any:
     return module.update_parameters(params)
 
 
-def freeze_parameters(module: Module, *, states: bool = False) -> Any:
+def freeze_parameters(module: M, *, states: bool = False) -> M:
     """Returns a copy in which no array, at any depth, is trainable.
 
     Only parameters are frozen: gradients and optimizers skip them.  States
@@ -446,7 +448,7 @@ def freeze_parameters(module: Module, *, states: bool = False) -> Any:
     return freeze_at(module, ((),), states)
 
 
-def unfreeze_parameters(module: Module, *, origin: Module) -> Any:
+def unfreeze_parameters(module: Module, *, origin: M) -> M:
     """Returns the leaves of a module in the tree of the module it was frozen from.
 
     Args:
@@ -469,7 +471,7 @@ def unfreeze_parameters(module: Module, *, origin: Module) -> Any:
     return _parameters.unfreeze_like(module, origin)
 
 
-def enable_train_mode(module: Module) -> Any:
+def enable_train_mode(module: M) -> M:
     """Returns ``module.train()``.
 
     Example:
@@ -481,7 +483,7 @@ def enable_train_mode(module: Module) -> Any:
     return module.train()
 
 
-def enable_eval_mode(module: Module) -> Any:
+def enable_eval_mode(module: M) -> M:
     """Returns ``module.eval()``.
 
     Example:

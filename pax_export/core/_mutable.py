@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, TypeGuard, TypeVar
 
 import jax
 import numpy as np
@@ -20,7 +20,7 @@ import numpy as np
 from pax_export._foundations.errors import ImmutableModuleError, InvalidArgumentError
 from pax_export._foundations.jax import trace_state
 from pax_export._foundations.types import PyTree
-from pax_export.core._containers import KEYED, copy_containers, has_container
+from pax_export.core._containers import KEYED, copy_containers, has_container, is_sequence
 from pax_export.core._tree import (
     ARRAYS,
     STATIC,
@@ -38,6 +38,11 @@ from pax_export.core._tree import (
     thaw,
     update_moduledef,
 )
+
+# Slots of `Node` are read here.
+# pyright: reportPrivateUsage=false
+
+T = TypeVar("T")
 
 
 class MutationScope:
@@ -198,7 +203,7 @@ def take_over(node: Node, other: Node) -> None:
 # --- attributes ---------------------------------------------------------------------
 
 
-def _swap_subtree(node: Node, name: str, value: object) -> bool:
+def _swap_subtree(node: Node, name: str, value: PyTree) -> bool:
     """Replaces a subtree by one of its kind; returns False if the kinds differ."""
     children, moduledef = flatten(node)
     if name not in moduledef.names[: moduledef.array_count]:
@@ -248,21 +253,25 @@ def remove_attribute(node: Node, name: str) -> None:
 Copies = dict[int, tuple[np.ndarray, np.ndarray]]  # by the id of the copy: it, and the original
 
 
-def with_own_arrays(tree: PyTree) -> tuple[Any, Copies]:
+def with_own_arrays(tree: T) -> tuple[T, Copies]:
     """Copies the numpy arrays of modules; returns the new tree and the copies."""
     copies: Copies = {}
 
-    def own(leaf: object) -> Any:
-        if not isinstance(leaf, np.ndarray):
+    def own(leaf: T) -> T:
+        if not _is_numpy(leaf):
             return leaf
         new = leaf.copy(order="K")
         copies[id(new)] = (new, leaf)
         return new
 
-    def of_module(value: object) -> Any:
-        return jax.tree_util.tree_map(own, value) if is_node(value) else value
+    def of_module(part: T) -> T:
+        return jax.tree_util.tree_map(own, part) if is_node(part) else part
 
     return jax.tree_util.tree_map(of_module, tree, is_leaf=is_node), copies
+
+
+def _is_numpy(value: object) -> TypeGuard[np.ndarray]:
+    return isinstance(value, np.ndarray)
 
 
 def on_own_array(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -271,8 +280,8 @@ def on_own_array(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
     An unchanged copy in the result is replaced by the array.
     """
 
-    def call(value: object) -> Any:
-        if not isinstance(value, np.ndarray):
+    def call(value: PyTree) -> Any:
+        if not _is_numpy(value):
             return function(value)
         copy = value.copy(order="K")
         new = function(copy)
@@ -305,18 +314,18 @@ def _same_bytes(a: np.ndarray, b: np.ndarray) -> bool:
     return one.data == other.data
 
 
-def _replace_arrays(value: PyTree, same: dict[int, np.ndarray]) -> Any:
+def _replace_arrays(value: Any, same: dict[int, np.ndarray]) -> Any:
     """The value with the arrays in it exchanged; lists and dicts stay the objects they are."""
-    kind = type(value)
-    if isinstance(value, np.ndarray):
+    kind = type(value)  # type: ignore  # of anything
+    if _is_numpy(value):
         return same.get(id(value), value)
     if kind is list:
         value[:] = [_replace_arrays(x, same) for x in value]
     elif kind is dict or kind in KEYED:
         for key in value:
             value[key] = _replace_arrays(value[key], same)
-    elif isinstance(value, tuple):
+    elif is_sequence(value) and isinstance(value, tuple):
         parts = [_replace_arrays(x, same) for x in value]
         if any(new is not old for new, old in zip(parts, value)):
-            return tuple.__new__(kind, parts)
+            return tuple.__new__(kind, parts)  # type: ignore  # of the same class
     return value

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from itertools import zip_longest
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -25,12 +25,13 @@ from pax_export._foundations.errors import (
     StructureMismatchError,
     UntrainedArrayWarning,
 )
-from pax_export._foundations.types import PyTree
+from pax_export._foundations.types import ArrayLike, PyTree
 from pax_export.core._check import structure_differences
 from pax_export.core._subclassing import base_of
 from pax_export.core._traversal import (
     apply_bottom_up,
     cached_by_treedef,
+    flatten_with_path,
     fold_bottom_up,
     join_path,
     map_attributes,
@@ -53,6 +54,10 @@ from pax_export.core._tree import (
 
 #: Whether this thread traces a loss to differentiate it: parameters made now get no gradients.
 differentiating: ContextVar[bool] = ContextVar("pax_export_differentiating", default=False)
+
+
+M = TypeVar("M", bound=Node)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -93,7 +98,7 @@ def frozen_of(module: Node) -> Frozen:
     return attributes_of(module).get(FROZEN_ATTRIBUTE, _NOT_FROZEN)
 
 
-def with_frozen(module: Node, frozen: Frozen) -> Any:
+def with_frozen(module: M, frozen: Frozen) -> M:
     """The module with exactly this of its own arrays frozen."""
     children, moduledef = flatten(module)
     static = {n: value for n, value in moduledef.static.items() if n != FROZEN_ATTRIBUTE}
@@ -105,7 +110,7 @@ def with_frozen(module: Node, frozen: Frozen) -> Any:
 def method_for(choice: Kept) -> Callable[[Any], Any]:
     """Makes the method ``parameters`` of a class."""
 
-    def parameters(self: Any) -> Any:
+    def parameters(self: M) -> M:
         """Returns the module with an EmptyNode for every array not trained."""
         if _declared_kept(type(self)) is choice:
             return _select_kept(self)
@@ -149,11 +154,11 @@ def respecting_frozen(written: Callable[[Any], Any]) -> Callable[[Any], Any]:
     if hasattr(written, "kept"):
         return written
 
-    def parameters(self: Any) -> Any:
+    def parameters(self: Node) -> Any:
         frozen = frozen_of(self)
         if frozen.whole:
             return _select_kept(self)
-        result = written.__get__(self, type(self))()
+        result: Node = written.__get__(self, type(self))()
         if not frozen.paths:
             return result
         return map_attributes(result, functools.partial(_with_holes_at, paths=frozen.paths))
@@ -207,10 +212,10 @@ def _with_holes(choice: Kept, module: Node, parts: Iterator[Any]) -> Any:
     """Returns one module with empty nodes for dropped leaves; `parts` replace its submodules."""
     frozen = frozen_of(module).paths
 
-    def keep(name: str, subtree: PyTree) -> Any:
+    def keep(name: str, subtree: PyTree) -> PyTree:
         keeps = choice.keeps(name)
 
-        def leaf(x: object) -> Any:
+        def leaf(x: Node | ArrayLike) -> Any:
             if not is_node(x):
                 return x if keeps else EmptyNode()
             return next(parts) if keeps or choice.submodules else EmptyNode()
@@ -223,7 +228,7 @@ def _with_holes(choice: Kept, module: Node, parts: Iterator[Any]) -> Any:
 
 def _with_holes_at(name: str, subtree: PyTree, paths: frozenset[str]) -> Any:
     """Returns the subtree of an attribute with empty nodes for its own arrays at these paths."""
-    items, treedef = jax.tree_util.tree_flatten_with_path(subtree, is_leaf=is_node)
+    items, treedef = flatten_with_path(subtree, is_leaf=is_node)
     left = [
         EmptyNode() if not is_node(x) and path_name((DictKey(name), *path)) in paths else x
         for path, x in items
@@ -260,9 +265,10 @@ def warn_of_untrained(model: Node) -> None:
             _warn_of_untrained(model, module, names)
 
 
-def _undeclared_modules(model: Node) -> list[Any]:
+def _undeclared_modules(model: Node) -> list[Node]:
     """The modules that do not declare which of their arrays are trained, nor do their parents."""
-    found, left = [], [model]
+    found: list[Node] = []
+    left = [model]
     while left:
         module = left.pop()
         choice = kept_by(module)
@@ -277,10 +283,10 @@ def _untrained_attributes(module: Node) -> list[str]:
     children, moduledef = flatten(module)
     frozen = frozen_of(module).paths
 
-    def has_floats(name: str, child: object) -> bool:
+    def has_floats(name: str, child: PyTree) -> bool:
         if is_node(child):
             return False
-        items, _ = jax.tree_util.tree_flatten_with_path(child, is_leaf=is_node_or_empty)
+        items, _ = flatten_with_path(child, is_leaf=is_node_or_empty)
         return any(
             is_array(x)
             and jnp.issubdtype(x.dtype, jnp.inexact)
@@ -310,14 +316,14 @@ def _warn_of_untrained(model: Node, module: Node, names: list[str]) -> None:
 # --- frozen modules -------------------------------------------------------------------
 
 
-def freeze_alone(module: Node, states: bool) -> Any:
+def freeze_alone(module: M, states: bool) -> M:
     """Freezes the arrays of a module, but not of its submodules."""
     keeps = states or frozen_of(module).statistics
     new = with_frozen(module, Frozen(whole=True, statistics=keeps))
     return new._with_training(False) if keeps else new
 
 
-def freeze_arrays(module: Node, paths: frozenset[str]) -> Any:
+def freeze_arrays(module: M, paths: frozenset[str]) -> M:
     """Freezes some of a module's own arrays, too."""
     frozen = frozen_of(module)
     before = frozen.before_adapters
@@ -331,12 +337,12 @@ def freeze_arrays(module: Node, paths: frozenset[str]) -> Any:
     )
 
 
-def unfreeze_alone(module: Node) -> Any:
+def unfreeze_alone(module: M) -> M:
     """Unfreezes the arrays of a module, but not of its submodules."""
     return module if frozen_of(module) == _NOT_FROZEN else with_frozen(module, _NOT_FROZEN)
 
 
-def unfreeze_arrays(module: Node, paths: frozenset[str]) -> Any:
+def unfreeze_arrays(module: M, paths: frozenset[str]) -> M:
     """Unfreezes some of a module's own arrays; of one frozen whole, the others stay frozen."""
     frozen = frozen_of(module)
     frozen_paths = frozenset(_own_arrays(module)) if frozen.whole else frozen.paths
@@ -355,13 +361,11 @@ def unfreeze_arrays(module: Node, paths: frozenset[str]) -> Any:
 def _own_arrays(module: Node) -> list[str]:
     """The paths of a module's own arrays."""
     children, moduledef = flatten(module)
-    items, _ = jax.tree_util.tree_flatten_with_path(
-        dict(zip(moduledef.names, children)), is_leaf=is_node
-    )
+    items, _ = flatten_with_path(dict(zip(moduledef.names, children)), is_leaf=is_node)
     return [path_name(path) for path, x in items if not is_node(x)]
 
 
-def unfreeze_like(module: Node, origin: Node) -> Any:
+def unfreeze_like(module: Node, origin: M) -> M:
     """The leaves of a frozen module in the tree of the module before it was frozen."""
     pairs = zip_longest(
         map(_path_and_shape, named_leaves(module)),
@@ -419,7 +423,7 @@ def _frozen_paths(module: Node) -> set[str]:
 # --- trees with holes -------------------------------------------------------------------
 
 
-def merge(first: object, second: object) -> Any:
+def merge(first: T, second: PyTree) -> T:
     """The tree of ``first`` with every leaf of ``second``; either fills the holes of the other."""
     return _merge_levels(first, second, first, second)
 
@@ -428,7 +432,7 @@ def _is_empty(value: object) -> bool:
     return isinstance(value, EmptyNode)
 
 
-def _merge_levels(a: object, b: object, whole_a: object, whole_b: object) -> Any:
+def _merge_levels(a: PyTree, b: PyTree, whole_a: PyTree, whole_b: PyTree) -> Any:
     leaves_a, treedef_a = jax.tree_util.tree_flatten(a, is_leaf=_is_empty)
     leaves_b, treedef_b = jax.tree_util.tree_flatten(b, is_leaf=_is_empty)
     if treedef_a == treedef_b:

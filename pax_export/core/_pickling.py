@@ -13,20 +13,26 @@ import importlib
 import types
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
-from pax_export._foundations.types import PyTree
 from pax_export.core._containers import KEYED, READ_ONLY, copy_containers
 from pax_export.core._tree import (
     ARRAYS,
     MIXED,
     STATIC,
+    Node,
     attributes_now,
     kind_of,
     shows_static_leaves,
     update_moduledef,
 )
 
+# Values are of any class here, and distinguished by it: type checkers know nothing of what is in
+# them.
+# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false
+# pyright: reportUnknownArgumentType=false
+
+M = TypeVar("M", bound=Node)
 _PUBLIC = ("jax.nn", "jax.numpy", "jax.lax", "jax.scipy.special", "jax.random", "jax")
 # Objects that pickle finds by name itself, or refuses with a good message.
 _PLAIN = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
@@ -38,11 +44,11 @@ class _Reduced:
     def __init__(self, reduced: tuple[Callable[..., Any], tuple[Any, ...]]):
         self.reduced = reduced
 
-    def __call__(self, *args: PyTree, **kwargs: PyTree) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         find, where = self.reduced
         return find(*where)(*args, **kwargs)
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         return self.reduced
 
 
@@ -50,7 +56,7 @@ def _find(module: str, name: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def to_picklable(value: PyTree) -> Any:
+def to_picklable(value: Any) -> Any:
     """Returns the value with picklable replacements for what pickle cannot find."""
     kind = type(value)
     if kind in READ_ONLY:
@@ -94,13 +100,16 @@ _calls: weakref.WeakKeyDictionary[Any, tuple[str, str, tuple[Any, ...], dict[Any
 
 
 def remember_call(
-    value: object, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    value: Callable[..., Any],
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
 ) -> None:
     """Records that a class or function is the result of a call of ``function``."""
     _calls[value] = function.__module__, function.__name__, args, dict(kwargs)
 
 
-def reduced_call(value: object) -> tuple[Any, ...] | None:
+def reduced_call(value: Callable[..., Any]) -> tuple[Any, ...] | None:
     """Returns how to pickle a class or function created by a call, or None."""
     if value not in _calls:
         return None
@@ -115,7 +124,7 @@ def _repeat_call(module: str, name: str, args: tuple[Any, ...], kwargs: Mapping[
 # --- modules ----------------------------------------------------------------------------
 
 
-def restore(cls: type, names: tuple[str, ...], attributes: dict[str, Any]) -> Any:
+def restore(cls: type[M], names: tuple[str, ...], attributes: dict[str, Any]) -> M:
     """Makes a module of the names of its subtrees and of all attributes in order."""
     node = object.__new__(cls)
     attributes_now(node).update(attributes)

@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import jax
 import numpy as np
@@ -20,6 +20,7 @@ from pax_export.core._tree import Node, attributes_now, is_node
 
 P = ParamSpec("P")
 T = TypeVar("T")
+M = TypeVar("M", bound=Node)
 
 
 def pure(func: Callable[P, T]) -> Callable[P, T]:
@@ -53,23 +54,25 @@ def pure(func: Callable[P, T]) -> Callable[P, T]:
         (0.0, True)
     """
 
-    def wrapper(*args: object, **kwargs: object) -> Any:
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> T:
         function, owner = _split_method(func, "pure")
-        (args, kwargs), copies = _opened_copy((owner + args, kwargs))
-        with open_copies((args, kwargs), copies):
-            return function(*args, **kwargs)
+        (own, named), copies = _opened_copy((owner + args, kwargs))
+        with open_copies((own, named), copies):
+            return function(*own, **named)
 
     return _wraps_function(func, wrapper)
 
 
-def _wraps_function(func: Callable[..., Any], wrapper: Callable[..., Any]) -> Callable[..., Any]:
+def _wraps_function(func: Callable[..., Any], wrapper: Callable[P, T]) -> Callable[P, T]:
     try:
         return functools.wraps(func)(wrapper)
     except (AttributeError, TypeError, ValueError):
         return wrapper  # a callable without a name to copy
 
 
-def _split_method(func: Any, caller: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+def _split_method(
+    func: Callable[..., Any] | Node, caller: str
+) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """Splits a bound method or a module into a function and the module."""
     if not callable(func):
         raise InvalidArgumentTypeError(
@@ -87,11 +90,11 @@ def _split_method(func: Any, caller: str) -> tuple[Callable[..., Any], tuple[Any
     return func, ()
 
 
-def _root_modules(tree: PyTree) -> list[Any]:
-    return [root for root in jax.tree_util.tree_leaves(tree, is_leaf=is_node) if is_node(root)]
+def _root_modules(tree: PyTree) -> list[Node]:
+    return list(filter(is_node, jax.tree_util.tree_leaves(tree, is_leaf=is_node)))
 
 
-def _opened_copy(tree: PyTree) -> tuple[Any, Copies]:
+def _opened_copy(tree: T) -> tuple[T, Copies]:
     """The same leaves in new modules and containers, but numpy arrays of modules copied."""
     leaves, treedef = jax.tree_util.tree_flatten(tree)
     copy = jax.tree_util.tree_unflatten(treedef, leaves)
@@ -155,7 +158,7 @@ def mutable(module: T) -> Generator[T, None, None]:
         yield copy
 
 
-def purecall(module: Node, /, *args: object, **kwargs: object) -> tuple[Any, Any]:
+def purecall(module: M, /, *args: Any, **kwargs: Any) -> tuple[M, Any]:
     """Calls a module and returns it with the state that the call left.
 
     Args:
@@ -182,16 +185,18 @@ def purecall(module: Node, /, *args: object, **kwargs: object) -> tuple[Any, Any
 
 
 def _call_and_return(
-    function: Callable[..., Any], module: Node, args: tuple[Any, ...], kwargs: dict[Any, Any]
-):
-    def call(module: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Node, Any]:
+    function: Callable[..., T], module: M, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[M, T]:
+    def call(module: M, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[M, T]:
         output = function(module, *args, **kwargs)
         return module, output
 
     return pure(call)(module, args, kwargs)
 
 
-def module_and_value(module_or_function: object) -> Callable[..., tuple[Any, Any]]:
+def module_and_value(
+    module_or_function: Callable[..., Any] | Node,
+) -> Callable[..., tuple[Any, Any]]:
     """Makes a callable that returns the updated module and the value.
 
     Args:
@@ -218,15 +223,15 @@ def module_and_value(module_or_function: object) -> Callable[..., tuple[Any, Any
     if owner:
         return functools.partial(_method_and_value, function, *owner)
 
-    def wrapper(module: Node, /, *args: object, **kwargs: object) -> tuple[Any, Any]:
+    def wrapper(module: M, /, *args: Any, **kwargs: Any) -> tuple[M, Any]:
         return _method_and_value(function, module, *args, **kwargs)
 
     return _wraps_function(function, wrapper)
 
 
 def _method_and_value(
-    function: Callable[..., Any], module: Node, /, *args: object, **kwargs: object
-):
+    function: Callable[Concatenate[M, P], T], module: M, /, *args: P.args, **kwargs: P.kwargs
+) -> tuple[M, T]:
     require_module(module, getattr(function, "__name__", "module_and_value"))
     return _call_and_return(function, module, args, kwargs)
 

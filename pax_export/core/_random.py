@@ -20,6 +20,9 @@ from pax_export._foundations.errors import InvalidArgumentTypeError
 from pax_export._foundations.jax import is_computing, is_mapped, is_tracer
 from pax_export._foundations.types import DTypeLike, PRNGKey
 
+# Parameters of some functions of jax have no types.
+# pyright: reportUnknownMemberType=false
+
 DEFAULT_SEED = 42
 _LARGEST = 999_999_999
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
@@ -11,12 +11,15 @@ from pax_export._foundations.errors import (
     MissingWeightError,
     StructureMismatchError,
 )
-from pax_export._foundations.types import PyTree
+from pax_export._foundations.types import Array, ArrayLike, PyTree
 from pax_export.core._check import describe_array
+from pax_export.core._containers import is_dict
 from pax_export.core._pure import require_module
 from pax_export.core._static import StaticLeaf
 from pax_export.core._traversal import join_path, map_attributes, one_level, path_name
 from pax_export.core._tree import EmptyNode, Node, flatten, is_array
+
+M = TypeVar("M", bound=Node)
 
 
 def state_dict(module: Node) -> dict[str, Any]:
@@ -48,7 +51,7 @@ def _is_dict_leaf(value: object) -> bool:
     return isinstance(value, (Node, EmptyNode, StaticLeaf)) or value is None
 
 
-def _to_dict(value: object) -> Any:
+def _to_dict(value: Node | StaticLeaf | ArrayLike) -> Any:
     if not isinstance(value, Node):
         return None if isinstance(value, StaticLeaf) else value
     children, moduledef = flatten(value)
@@ -56,7 +59,7 @@ def _to_dict(value: object) -> Any:
     return dict(zip(moduledef.names, values))
 
 
-def load_state_dict(module: Node, weights: dict[str, Any]) -> Any:
+def load_state_dict(module: M, weights: dict[str, Any]) -> M:
     """Makes a module with the arrays of a dict that `state_dict` made.
 
     Args:
@@ -83,9 +86,9 @@ def load_state_dict(module: Node, weights: dict[str, Any]) -> Any:
     return _from_dict(module, weights, "")
 
 
-def _from_dict(module: Node, weights: PyTree, path: str) -> Any:
+def _from_dict(module: M, weights: dict[str, Any], path: str) -> M:
     names = flatten(module)[1].names
-    if not isinstance(weights, dict):
+    if not is_dict(weights):
         raise StructureMismatchError(
             "The weights of a module must be a dict of its attributes.",
             where=path or "(the root)",
@@ -119,7 +122,7 @@ def _require_names(names: tuple[str, ...], weights: dict[Any, Any], path: str) -
         )
 
 
-def _load_subtree(own: object, values: object, path: str) -> Any:
+def _load_subtree(own: PyTree, values: PyTree, path: str) -> Any:
     """Takes over one subtree of an attribute: a leaf, a module or a container."""
     if values is None or isinstance(own, StaticLeaf) or own is None:
         return own
@@ -132,7 +135,7 @@ def _load_subtree(own: object, values: object, path: str) -> Any:
     return _load_container(own, values, path)
 
 
-def _load_container(own: object, loaded: object, path: str) -> Any:
+def _load_container(own: PyTree, loaded: PyTree, path: str) -> Any:
     items, treedef = one_level(own)
     others, other_def = one_level(loaded)
     # Only the keys matter: non-arrays in a mixed container are None here.
@@ -150,7 +153,7 @@ def _load_container(own: object, loaded: object, path: str) -> Any:
     return jax.tree_util.tree_unflatten(treedef, values)
 
 
-def _check_array(own: PyTree, values: PyTree, path: str) -> Any:
+def _check_array(own: Array, values: Array, path: str) -> Array:
     """An array of the weights, if it fits the place."""
     if not is_array(values):
         raise InvalidArgumentTypeError(

@@ -12,14 +12,13 @@ import functools
 import types
 import weakref
 from collections import deque
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Hashable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 from jax.tree_util import GetAttrKey
 
-from pax_export._foundations.types import PyTree
 from pax_export.core._containers import (
     KEYED,
     PARTIALS,
@@ -31,6 +30,14 @@ from pax_export.core._containers import (
     read_only,
     record_of,
 )
+
+if TYPE_CHECKING:
+    from pax_export.core._containers import BuiltIn
+
+# Values are of any class here, and distinguished by it: type checkers know nothing of what is in
+# them.
+# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false
+# pyright: reportUnknownArgumentType=false
 
 _BY_VALUE = frozenset({type(None), bool, int, str, bytes, type(Ellipsis)})
 _IN_ORDER = frozenset({list, tuple})
@@ -51,7 +58,7 @@ class _IdentityKey:
         return id(self.value)
 
 
-def static_key(value: PyTree) -> Any:
+def static_key(value: Any) -> Hashable:
     """Makes a hashable key; equal keys mean that jax need not trace again.
 
     Keys distinguish types. Containers and dataclasses are compared by content (dicts with their
@@ -80,7 +87,7 @@ def static_key(value: PyTree) -> Any:
     return _standard_key(value)
 
 
-def _standard_key(value: PyTree) -> Any:
+def _standard_key(value: Any) -> Hashable:
     """Returns the key of a value that is neither plain nor compared by identity."""
     kind = type(value)
     if kind in READ_ONLY:
@@ -108,7 +115,7 @@ def _standard_key(value: PyTree) -> Any:
     return kind, value
 
 
-def _container_key(value: PyTree) -> Any:
+def _container_key(value: BuiltIn | frozenset[Any]) -> Hashable:
     """Returns the content of a container of the standard library or of a user's class."""
     more = static_key(getattr(value, "__dict__", None)) if type(value) not in KEYED else None
     if isinstance(value, dict):
@@ -119,7 +126,7 @@ def _container_key(value: PyTree) -> Any:
     return tuple(items) if in_order else frozenset(items), getattr(value, "maxlen", None), more
 
 
-def _array_key(value: np.ndarray) -> Any:
+def _array_key(value: np.ndarray) -> Hashable:
     if not is_small_array(value):
         return _IdentityKey(value)
     if value.dtype.hasobject:
@@ -138,7 +145,7 @@ class StaticLeaf:
         self.value = read_only(value)
         self.known = None if may_change(self.value) else LeafValue(self.value)
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[type[StaticLeaf], tuple[Any]]:
         return StaticLeaf, (self.value,)
 
     def __repr__(self) -> str:
@@ -164,7 +171,7 @@ class LeafValue:
         return repr(self.value)
 
 
-jax.tree_util.register_pytree_node(
+jax.tree_util.register_pytree_node(  # type: ignore  # jax says nothing of its keys
     StaticLeaf,
     lambda leaf: ((), leaf.known or LeafValue(leaf.value)),
     lambda known, children: StaticLeaf(
@@ -181,7 +188,7 @@ _PURE_BUILTINS = frozenset({
 })  # fmt: skip
 
 
-def _function_key(function: types.FunctionType) -> Any:
+def _function_key(function: types.FunctionType) -> Hashable:
     if not is_self_contained(function):
         return types.FunctionType, function
     return (
@@ -216,7 +223,7 @@ def _global(function: types.FunctionType, name: str) -> Any:
     return function.__globals__.get(name, function.__builtins__.get(name))  # type: ignore
 
 
-def _never_changes(value: Any) -> bool:
+def _never_changes(value: object) -> bool:
     if isinstance(value, types.ModuleType):
         return value.__name__ in _OF_JAX
     if isinstance(value, type):

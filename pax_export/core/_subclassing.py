@@ -7,7 +7,7 @@ store the recipe.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 from pax_export.core._static import static_key
@@ -54,7 +54,7 @@ def builders_of(cls: type) -> tuple[Builder, ...]:
     return tuple([_aspects[name] for name, _ in recipe_of(cls)])
 
 
-def derive_class(cls: type, name: str, value: object) -> type:
+def derive_class(cls: type, name: str, value: Any) -> type:
     """The class with one aspect set, or taken off if the value is None."""
     values = {**dict(recipe_of(cls)), name: value}
     recipe = tuple([(n, values[n]) for n in _aspects if values.get(n) is not None])
@@ -67,7 +67,7 @@ def from_recipe(base: type, recipe: Recipe, builders: tuple[Builder, ...] = ()) 
         return base
     if "_pax_derived" not in vars(base):
         base._pax_derived = {}  # type: ignore[attr-defined]
-    known = base._pax_derived  # type: ignore[attr-defined]
+    known: dict[Hashable, type] = vars(base)["_pax_derived"]
     key = static_key(recipe)
     if key not in known:
         known[key] = _make_class(base, recipe)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-import jmp
+import jmp  # type: ignore  # has no types
 import numpy as np
 
 from pax_export._foundations.errors import InvalidArgumentError
@@ -100,7 +100,7 @@ def module_html(module: Node) -> str | None:
         return None
 
 
-def render_treescope(module: Node, path: str | None, renderer: object) -> Any:
+def render_treescope(module: Node, path: str | None, renderer: Callable[..., Any]) -> Any:
     """A module as treescope renders it: its class, name, mode and public attributes."""
     render = importlib.import_module("treescope.repr_lib").render_object_constructor
     shown = {key: value for key, value in attributes_of(module).items() if key[:1] != "_"}
@@ -126,7 +126,7 @@ def summary_lines(module: Node, below: bool = True) -> list[str]:
     """Returns the tree of a module as lines, each child with its dotted name."""
     with _pax_lines():
         text = type(module).__repr__(module)
-    if not isinstance(text, str):
+    if not isinstance(text, str):  # type: ignore  # a user's, perhaps
         raise InvalidArgumentError(
             "A __repr__ must return a string.",
             where=f"{type(module).__qualname__}.__repr__",

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
-from typing import Any
+import operator
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any, TypeVar, TypeVarTuple
 
 import jax
-from jax.tree_util import keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
+from jax.tree_util import tree_flatten, tree_unflatten
 
 from pax_export._foundations.types import PyTree, TreeDef
 from pax_export.core._static import LABEL, Label
 from pax_export.core._tree import Node, attributes_of, flatten, is_node, unflatten
 
+Ts = TypeVarTuple("Ts")
+T = TypeVar("T")
+R = TypeVar("R")
+M = TypeVar("M", bound=Node)
+
 Steps = tuple[Any, ...]  # attribute names, indices and dict keys, from the root
+KeyPath = tuple[Any, ...]  # the same as jax's keys
+#: jax's function; type checkers do not know its keys.
+flatten_with_path: Callable[..., tuple[list[tuple[KeyPath, Any]], TreeDef]]
+flatten_with_path = jax.tree_util.tree_flatten_with_path  # type: ignore
 
 
-def plain_key(key: object) -> Any:
+def plain_key(key: Hashable) -> Any:
     """Returns the name, index or dict key of one entry of a jax key path."""
     for field in ("name", "key", "idx"):
         if hasattr(key, field):
@@ -24,9 +34,9 @@ def plain_key(key: object) -> Any:
     return str(key)
 
 
-def path_name(path: tuple[Any, ...]) -> str:
+def path_name(path: KeyPath) -> str:
     """Writes a jax key path with dots, e.g. ``encoder.layers.3.weight``."""
-    return keystr(path, simple=True, separator=".")
+    return jax.tree_util.keystr(path, simple=True, separator=".")  # type: ignore
 
 
 def join_path(path: str, name: str) -> str:
@@ -39,12 +49,12 @@ def is_at(path: str, parent: str) -> bool:
     return not parent or path == parent or path.startswith(f"{parent}.")
 
 
-def one_level(value: object) -> tuple[list[tuple[tuple[Any, ...], Any]], Any]:
+def one_level(tree: PyTree) -> tuple[list[tuple[KeyPath, Any]], TreeDef]:
     """The direct children of any pytree node with their key paths, and its treedef."""
-    return tree_flatten_with_path(value, is_leaf=lambda x: x is not value)
+    return flatten_with_path(tree, is_leaf=functools.partial(operator.is_not, tree))
 
 
-def rebuild_tree(tree: PyTree) -> Any:
+def rebuild_tree(tree: T) -> T:
     """The same leaves in new modules and containers."""
     leaves, treedef = tree_flatten(tree)
     return tree_unflatten(treedef, leaves)
@@ -81,7 +91,7 @@ def named_leaves(tree: PyTree) -> list[tuple[str, Any]]:
         >>> [name for name, _ in named_leaves(pax.Sequential(pax.Linear(1, 2)))]
         ['modules.0.weight', 'modules.0.bias']
     """
-    leaves, _ = tree_flatten_with_path(tree)
+    leaves, _ = flatten_with_path(tree)
     return [(path_name(path), leaf) for path, leaf in leaves]
 
 
@@ -90,24 +100,24 @@ def named_modules(tree: PyTree) -> list[tuple[str, Any]]:
     return [(path_name(path), module) for path, module in modules_with_paths(tree)]
 
 
-def modules_with_paths(tree: PyTree) -> list[tuple[tuple[Any, ...], Any]]:
+def modules_with_paths(tree: PyTree) -> list[tuple[KeyPath, Any]]:
     """Returns all modules with their key paths, parents first."""
-    found: list[tuple[tuple[Any, ...], Any]] = []
+    found: list[tuple[KeyPath, Any]] = []
 
     def visit(
-        prefix: tuple[Any, ...], value: object, stop: Callable[[Any], bool], around: frozenset[Any]
+        prefix: KeyPath, part: PyTree, stop: Callable[[Any], bool], around: frozenset[int]
     ) -> None:
-        for path, item in tree_flatten_with_path(value, is_leaf=stop)[0]:
+        for path, item in flatten_with_path(part, is_leaf=stop)[0]:
             if isinstance(item, Node):
                 found.append((prefix + path, item))
                 if id(item) not in around:  # a module in itself: that is refused elsewhere
-                    visit(prefix + path, item, _stop_at_submodules(item), around | {id(item)})
+                    visit(prefix + path, item, stop_at_submodules(item), around | {id(item)})
 
     visit((), tree, is_node, frozenset())
     return found
 
 
-def _stop_at_submodules(module: Node) -> Callable[[Any], bool]:
+def stop_at_submodules(module: Node) -> Callable[[Any], bool]:
     outside = True
 
     def stop(value: object) -> bool:
@@ -122,26 +132,26 @@ def _stop_at_submodules(module: Node) -> Callable[[Any], bool]:
 
 def submodules(module: Node) -> list[Any]:
     """The direct submodules, in tree order, found through containers."""
-    items = jax.tree_util.tree_leaves(module, is_leaf=_stop_at_submodules(module))
+    items = jax.tree_util.tree_leaves(module, is_leaf=stop_at_submodules(module))
     return [item for item in items if isinstance(item, Node)]
 
 
 def named_submodules(module: Node) -> list[tuple[str, Any]]:
     """The direct submodules with their dotted names below the module, in tree order."""
-    items, _ = tree_flatten_with_path(module, is_leaf=_stop_at_submodules(module))
+    items, _ = flatten_with_path(module, is_leaf=stop_at_submodules(module))
     return [(path_name(path), item) for path, item in items if isinstance(item, Node)]
 
 
-def map_attributes(module: Node, function: Callable[[str, Any], Any]) -> Any:
+def map_attributes(module: M, function: Callable[[str, Any], Any]) -> M:
     """Returns a module with ``function(attribute name, subtree)`` for each subtree."""
     children, moduledef = flatten(module)
     pairs = zip(moduledef.names, children)
     return unflatten(moduledef, tuple([function(name, child) for name, child in pairs]))
 
 
-def map_submodules(module: Node, function: Callable[[Any], Any]) -> Any:
+def map_submodules(module: M, function: Callable[[Any], Any]) -> M:
     """Returns a module with ``function(submodule)`` for each direct submodule."""
-    items, treedef = tree_flatten(module, is_leaf=_stop_at_submodules(module))
+    items, treedef = tree_flatten(module, is_leaf=stop_at_submodules(module))
     items = [function(x) if isinstance(x, Node) else x for x in items]
     return tree_unflatten(treedef, items)
 
@@ -149,10 +159,11 @@ def map_submodules(module: Node, function: Callable[[Any], Any]) -> Any:
 def fold_bottom_up(
     module: Node,
     build: Callable[[Any, Iterator[Any]], Any],
-    below: Callable[[Any], list[Any]] = submodules,
+    below: Callable[[Any], list[Node]] = submodules,
 ) -> Any:
     """Folds a tree with ``build(module, results of its submodules)``, without recursion."""
-    order, left = [], [module]
+    order: list[Node] = []
+    left = [module]
     while left:
         order.append(left.pop())
         left += below(order[-1])
@@ -175,14 +186,14 @@ def apply_bottom_up(module: Node, function: Callable[[Any], Any]) -> Any:
 # --- functions that only move leaves ------------------------------------------------
 
 
-def is_labeled(module: Node) -> bool:
+def is_labeled(module: PyTree) -> bool:
     """Returns whether a module has its path; its treedef is then unlike an equal one."""
-    return Label.in_use and isinstance(module, Node) and LABEL in attributes_of(module)
+    return Label.in_use and is_node(module) and LABEL in attributes_of(module)
 
 
 def cached_by_treedef(
     runs_foreign_code: Callable[[Any], bool] = lambda module: False,
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+) -> Callable[[Callable[[T, *Ts], R]], Callable[[T, *Ts], R]]:
     """Decorates a function of a module that moves or drops leaves and depends on the treedef alone.
 
     It runs once per treedef, on placeholders; later calls replay its plan in C: flatten, pick,
@@ -190,7 +201,7 @@ def cached_by_treedef(
     hashable. `runs_foreign_code` returns True for modules whose code needs real leaves.
     """
 
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+    def decorate(function: Callable[[T, *Ts], R]) -> Callable[[T, *Ts], R]:
         @functools.lru_cache(maxsize=256)
         def plan(treedef: TreeDef, arguments: tuple[Any, ...]) -> tuple[list[int], TreeDef] | None:
             stand_ins = [object() for _ in range(treedef.num_leaves)]
@@ -202,7 +213,7 @@ def cached_by_treedef(
             return [numbers[id(leaf)] for leaf in leaves], out_treedef
 
         @functools.wraps(function)
-        def replay(module: Node, *arguments: Any) -> Any:
+        def replay(module: T, *arguments: *Ts) -> R:
             leaves, treedef = tree_flatten(module)
             found = None if is_labeled(module) else plan(treedef, arguments)
             if found is None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, MappingView
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeGuard, TypeVar
 
 import jax
 import numpy as np
@@ -26,9 +26,19 @@ from pax_export.core._containers import (
     ends,
     has_container,
     is_number_array,
+    is_sequence,
     read_only,
 )
 from pax_export.core._static import ModuleDef, StaticLeaf, intern_moduledef
+
+if TYPE_CHECKING:
+    from pax_export._foundations.types import Array, TreeDef
+    from pax_export.core._mutable import MutationScope
+
+T = TypeVar("T")
+
+# Slots of `Node` are read here and in `_mutable`.
+# pyright: reportPrivateUsage=false
 
 ARRAYS, MIXED, STATIC = "arrays", "mixed", "static"
 
@@ -49,6 +59,9 @@ class Node:
         _pax_folded: ``((leaves,), treedef)`` of a module not accessed
             since a jitted function returned it (see `transforms/_jit.py`).
     """
+
+    if TYPE_CHECKING:
+        _pax_owner: MutationScope | None
 
     __slots__ = (
         "_pax_flat", "_pax_folded", "_pax_kinds", "_pax_owner", "__dict__", "__weakref__",
@@ -106,7 +119,7 @@ class EmptyNode:
         return "EmptyNode"
 
 
-jax.tree_util.register_pytree_node(
+jax.tree_util.register_pytree_node(  # type: ignore  # jax says nothing of its keys
     EmptyNode, lambda node: ((), None), lambda aux, children: EmptyNode()
 )
 
@@ -114,12 +127,12 @@ jax.tree_util.register_pytree_node(
 array_types: set[type] = set()  # jax's array types, added when first seen
 
 
-def is_array(value: object) -> bool:
+def is_array(value: object) -> TypeGuard[Array]:
     """True for jax arrays, tracers, typed keys, and numpy arrays of numbers; others are static."""
     if type(value) in array_types:
         return True
     if isinstance(value, np.ndarray):
-        return is_number_array(value)
+        return is_number_array(value)  # type: ignore  # of any dtype
     if not isinstance(value, jax.Array):
         return False
     if not is_tracer(value):  # whether a tracer is an array depends on its value
@@ -127,16 +140,17 @@ def is_array(value: object) -> bool:
     return True
 
 
-def is_node_or_empty(value: object) -> bool:
+def is_node_or_empty(value: object) -> TypeGuard[Node | EmptyNode]:
     """True where the look at one module's attributes stops."""
     return isinstance(value, (Node, EmptyNode))
 
 
-def is_node(value: object) -> bool:
+def is_node(value: object) -> TypeGuard[Node]:
     """True for modules."""
     return isinstance(value, Node)
 
 
+_LISTS = frozenset({list, tuple})
 _PLAIN_TYPES = frozenset({type(None), bool, int, float, complex, str, bytes, type})
 
 
@@ -152,8 +166,8 @@ def kind_of(value: object) -> str:
         return STATIC
     if isinstance(value, (Node, EmptyNode)) or is_array(value):
         return ARRAYS
-    if type(value) is list and value and all(map(is_node, value)):  # as layers are kept
-        return ARRAYS
+    if type(value) in _LISTS and is_sequence(value) and value and all(map(is_node, value)):
+        return ARRAYS  # as layers are usually kept
     if is_iterator(value):
         return STATIC
     leaves = leaves_of_attribute(value)
@@ -329,29 +343,26 @@ def thaw(node: Node) -> None:
 # --- containers with arrays and static values ----------------------------------
 
 
-def _wrap_static_leaves(value: object) -> object:
+def _wrap_static_leaves(value: T) -> T:
     """Wraps the values of a mixed container that are not arrays in nodes without leaves."""
     if shows_static_leaves(value):
         return value
-    return jax.tree_util.tree_map(
-        lambda x: x if is_array(x) or is_node_or_empty(x) else StaticLeaf(x),
-        value,
-        is_leaf=is_node_or_empty,
-    )
+
+    def wrapped(leaf: object) -> object:
+        return leaf if is_array(leaf) or is_node_or_empty(leaf) else StaticLeaf(leaf)
+
+    return jax.tree_util.tree_map(wrapped, value, is_leaf=is_node_or_empty)
 
 
-def _unwrap_static_leaves(value: object) -> object:
-    leaves = jax.tree_util.tree_leaves(value, is_leaf=_is_node_or_static_leaf)
+def _unwrap_static_leaves(value: T) -> T:
+    leaves, treedef = jax.tree_util.tree_flatten(value, is_leaf=_is_node_or_static_leaf)
     others = [x for x in leaves if not isinstance(x, StaticLeaf)]
     if not others or not all(is_array(x) or is_node_or_empty(x) for x in others):
         # In a tree of masks or shapes, or with None for every array, only the wrapping tells
         # which leaves are static: there it stays.
         return value
-    return jax.tree_util.tree_map(
-        lambda x: x.value if isinstance(x, StaticLeaf) else x,
-        value,
-        is_leaf=_is_node_or_static_leaf,
-    )
+    values = [x.value if isinstance(x, StaticLeaf) else x for x in leaves]
+    return jax.tree_util.tree_unflatten(treedef, values)
 
 
 def _is_node_or_static_leaf(value: object) -> bool:
@@ -399,7 +410,7 @@ def _attributes_in(moduledef: ModuleDef, children: Iterable[Any]) -> dict[str, A
     return attributes
 
 
-def from_folded(pair: tuple[tuple[Any], Any]) -> Any:
+def from_folded(pair: tuple[tuple[list[Any]], TreeDef]) -> Any:
     """The module of ``((leaves,), treedef)``, made at first access."""
     (leaves,), treedef = pair
     cls, moduledef = treedef.node_data()
@@ -445,6 +456,6 @@ def _flatten_with_keys(node: Node) -> tuple[tuple[Any, ...], ModuleDef]:
 
 def register_class(cls: type) -> None:
     """Registers a class of modules with jax."""
-    jax.tree_util.register_pytree_with_keys(
+    jax.tree_util.register_pytree_with_keys(  # type: ignore  # jax says nothing of its keys
         cls, _flatten_with_keys, unflatten, flatten_func=flatten
     )

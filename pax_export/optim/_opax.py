@@ -132,7 +132,7 @@ def _one_result_for_equal_calls(factory: Callable[..., Any]) -> Callable[..., An
             known[key] = remembered(factory(*args, **kwargs), args, kwargs)
         return known[key]
 
-    def remembered(optimizer: object, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def remembered(optimizer: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
         remember_call(optimizer, factory, args, kwargs)
         return optimizer
 

@@ -18,7 +18,7 @@ from pax_export._foundations.errors import (
 from pax_export._foundations.types import PyTree
 from pax_export.core import (
     EmptyNode,
-    Module,
+    Node,
     as_filter,
     has_names,
     is_node,
@@ -99,7 +99,7 @@ class StateAxes(Mapping):
     def __reduce__(self) -> Any:
         return StateAxes, (self._axes,)
 
-    def of(self, module: Module) -> Axes:
+    def of(self, module: Node) -> Axes:
         """The axis of each leaf of a module."""
         axes: Axes = [None] * len(tree_leaves(module))
         found = [False] * len(axes)

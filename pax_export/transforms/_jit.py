@@ -143,9 +143,9 @@ class Jitted:
         self, fun: Callable, options: dict[str, Any], donate: bool, constraint: Constraint
     ):
         self.__wrapped__ = fun
-        for name in ("__name__", "__qualname__", "__doc__", "__module__"):
-            if hasattr(fun, name) and not is_node(fun):
-                setattr(self, name, getattr(fun, name))
+        names = () if is_node(fun) else ("__name__", "__qualname__", "__doc__", "__module__")
+        for name in filter(functools.partial(hasattr, fun), names):
+            setattr(self, name, getattr(fun, name))
         self._static = StaticArgs(fun, options["static_argnums"], options["static_argnames"])
         self._donate = donate
         self._run = _Runner(fun, self._static, constraint)

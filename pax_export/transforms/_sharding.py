@@ -12,7 +12,6 @@ from jax.tree_util import tree_flatten, tree_map, tree_structure
 from pax_export._foundations.types import PyTree
 from pax_export.core import (
     SPECS,
-    Module,
     Node,
     Spec,
     flatten,
@@ -50,11 +49,11 @@ def get_partition_spec(tree: PyTree) -> Any:
     )
 
 
-def _specs_of_module(module: Module) -> Any:
+def _specs_of_module(module: Node) -> Any:
     return tree_structure(module).unflatten(_declared_specs(module))
 
 
-def _declared_specs(module: Module) -> list[PartitionSpec]:
+def _declared_specs(module: Node) -> list[PartitionSpec]:
     """The spec of each leaf."""
     specs = [specs_of(leaf.owners[-1]).get(leaf.attribute) for leaf in leaves_of(module)]
     return [PartitionSpec(*(spec or ())) for spec in specs]
@@ -89,7 +88,7 @@ def get_named_sharding(tree: PyTree, mesh: Mesh) -> Any:
     )
 
 
-def constrain_leaves(module: Module) -> Any:
+def constrain_leaves(module: Node) -> Any:
     """The module with its leaves constrained to the specs that it declares."""
     leaves, treedef = tree_flatten(module)
     return treedef.unflatten(map(jax.lax.with_sharding_constraint, leaves, _declared_specs(module)))
@@ -98,12 +97,12 @@ def constrain_leaves(module: Module) -> Any:
 # --- stacking -----------------------------------------------------------------------------
 
 
-def with_stacked_axis(module: Module, axes: Sequence[int | None], name: str | None) -> Any:
+def with_stacked_axis(module: Node, axes: Sequence[int | None], name: str | None) -> Any:
     """Returns the specs of a module whose leaves got a new axis at these positions, or None."""
     return _change_specs(module, axes, lambda spec, axis: _insert_axis(spec, axis, name))
 
 
-def without_stacked_axis(module: Module, axes: Sequence[int | None]) -> Any:
+def without_stacked_axis(module: Node, axes: Sequence[int | None]) -> Any:
     """Returns the specs of a module whose leaves lose this axis."""
     return _change_specs(module, axes, _remove_axis)
 
@@ -118,7 +117,7 @@ def _remove_axis(spec: Spec, axis: int) -> Spec:
 
 
 def _change_specs(
-    module: Module, axes: Sequence[int | None], change: Callable[[Spec, int], Spec]
+    module: Node, axes: Sequence[int | None], change: Callable[[Spec, int], Spec]
 ) -> Any:
     if not is_node(module) or not any(map(specs_of, modules_and_leaves(module)[0])):
         return module

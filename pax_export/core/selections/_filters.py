@@ -13,15 +13,17 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jax.tree_util import tree_flatten_with_path, tree_leaves, tree_map, tree_structure
+from jax.tree_util import tree_leaves, tree_structure
 
 from pax_export._foundations.errors import (
     InvalidArgumentError,
     InvalidArgumentTypeError,
 )
-from pax_export._foundations.types import PyTree
+from pax_export._foundations.types import Array, ArrayLike, PyTree
+from pax_export.core._containers import is_sequence
 from pax_export.core._parameters import merge
 from pax_export.core._static import static_key
+from pax_export.core._traversal import flatten_with_path, stop_at_submodules
 from pax_export.core._tree import Node
 from pax_export.core.selections._paths import (
     Chosen,
@@ -61,9 +63,7 @@ def _walk_leaves(
     module: Node, path: tuple[Any, ...], owners: tuple[Any, ...]
 ) -> Iterator[FilteredLeaf]:
     owners = (*owners, module)
-    items, _ = tree_flatten_with_path(
-        module, is_leaf=lambda x: x is not module and isinstance(x, Node)
-    )
+    items, _ = flatten_with_path(module, is_leaf=stop_at_submodules(module))
     for keys, item in items:
         steps = tuple([plain_key(key) for key in keys])
         if isinstance(item, Node):
@@ -131,7 +131,7 @@ class PathContains:
 
     key: Any
 
-    def __call__(self, path: tuple[Any, ...], leaf: PyTree) -> bool:
+    def __call__(self, path: tuple[Any, ...], leaf: ArrayLike | None) -> bool:
         """True if the path contains the key."""
         return self.key in path
 
@@ -152,7 +152,7 @@ class PathIn:
     def __init__(self, *paths: tuple[Any, ...]):
         self.paths = frozenset(paths)
 
-    def __call__(self, path: tuple[Any, ...], leaf: PyTree) -> bool:
+    def __call__(self, path: tuple[Any, ...], leaf: ArrayLike | None) -> bool:
         """True if the path is one of these."""
         return path in self.paths
 
@@ -252,7 +252,7 @@ for _each in (*PLAIN_FILTERS, *MADE_FILTERS):
 
 #: What selects modules or leaves: a path, a class, a selection, a predicate, or several of them.
 Selector: TypeAlias = (
-    str | type | bool | EllipsisType | Node | Chosen | Callable[..., Any] | All | AnyOf | Not
+    str | type[Any] | bool | EllipsisType | Node | Chosen | Callable[..., Any] | All | AnyOf | Not
     | Iterable[Any] | None
 )  # fmt: skip
 
@@ -268,7 +268,7 @@ Rule = Callable[[Any, list[FilteredLeaf]], Mask]
 
 def as_rule(value: Selector) -> Rule:
     """Like `as_filter`, for a module whose leaves are already listed."""
-    if isinstance(value, (All, AnyOf, Not, list, tuple)):
+    if isinstance(value, _Several) or is_sequence(value):
         return _rule_of_several(value)
     if value is Param or value is State:
         return lambda module, leaves: [
@@ -295,7 +295,7 @@ def _test_of(value: Selector) -> Callable[[FilteredLeaf], bool]:
     if isinstance(value, str):
         pattern = path_pattern(value, anywhere=True)
         return lambda leaf: pattern.covers(leaf.name) or _is_called(leaf, value)
-    if callable(value) and not isinstance(value, type):
+    if not isinstance(value, type) and callable(value):
         return lambda leaf: bool(value(leaf.path, leaf.value))
     raise InvalidArgumentTypeError(
         "A filter of leaves is needed.",
@@ -311,7 +311,7 @@ def _is_called(leaf: FilteredLeaf, name: str) -> bool:
     return any(owner.name == name for owner in leaf.owners)
 
 
-def _is_in_places(module: Node, leaves: list[FilteredLeaf], places: Chosen) -> Mask:
+def _is_in_places(module: Node | None, leaves: list[FilteredLeaf], places: Chosen) -> Mask:
     """Tests whether leaves are in places selected in this or a similar net."""
     if module is None:
         return [False]
@@ -321,8 +321,9 @@ def _is_in_places(module: Node, leaves: list[FilteredLeaf], places: Chosen) -> M
     return [at_or_below(leaf.path, chosen) for leaf in leaves]
 
 
-def _rule_of_several(value: PyTree) -> Rule:
-    rules = [as_rule(each) for each in getattr(value, "filters", value)]
+def _rule_of_several(value: _Several | Iterable[Selector]) -> Rule:
+    filters = value.filters if isinstance(value, _Several) else value
+    rules = [as_rule(each) for each in filters]
     if isinstance(value, Not):
         return lambda module, leaves: [not x for x in rules[0](module, leaves)]
     combine = all if isinstance(value, All) else any
@@ -334,14 +335,16 @@ def _rule_of_several(value: PyTree) -> Rule:
     return several
 
 
-def _parameter_mask(module: Node) -> Mask:
+def _parameter_mask(module: Node | None) -> Mask:
     """Returns the leaves that ``module.parameters()`` keeps."""
     if module is None:
         return [False]  # the ambient stream of keys, which is in no module
-    return _mask_of(module, tree_map(lambda leaf: True, module.parameters()))
+    parameters = module.parameters()
+    trained = [True] * len(tree_leaves(parameters))
+    return _mask_of(module, tree_structure(parameters).unflatten(trained))
 
 
-def _mask_of(module: Node, mask: object) -> Mask:
+def _mask_of(module: Node | None, mask: PyTree) -> Mask:
     """Returns the True leaves of a mask; an EmptyNode marks none."""
     if module is None:
         return [False]
@@ -349,7 +352,7 @@ def _mask_of(module: Node, mask: object) -> Mask:
     return [leaf is True or _is_true(leaf) for leaf in tree_leaves(merge(none, mask))]
 
 
-def _is_true(leaf: PyTree) -> bool:
+def _is_true(leaf: Array) -> bool:
     return getattr(leaf, "dtype", None) == jnp.bool_ and bool(leaf.all())
 
 
@@ -374,9 +377,9 @@ def has_names(value: Selector) -> bool:
     return next(_names_in(value), None) is not None
 
 
-def _names_in(value: PyTree) -> Iterator[Any]:
+def _names_in(value: Selector) -> Iterator[str | PathContains | PathIn]:
     parts = value.filters if isinstance(value, _Several) else value
-    if isinstance(parts, (list, tuple)):
+    if is_sequence(parts):
         for each in parts:
             yield from _names_in(each)
     elif isinstance(value, PathIn):

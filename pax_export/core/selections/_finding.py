@@ -65,13 +65,14 @@ def _find_paths(tree: Node, what: Selector) -> tuple[Steps, ...]:
             value_at(tree, steps)  # or an error: it was chosen in another net
         return what.paths
     if any(what is each for each in PLAIN_FILTERS) or isinstance(what, (*MADE_FILTERS, Node)):
-        require_names(what, [tree], type(tree).__qualname__)
+        require_names(what, [tree], type(tree).__qualname__)  # type: ignore  # known by now
         leaves = leaves_of(tree)
-        mask = as_rule(what)(tree, leaves)
+        mask = as_rule(what)(tree, leaves)  # type: ignore
         return tuple([leaf.path for leaf, is_meant in zip(leaves, mask) if is_meant])
     if isinstance(what, (list, tuple, set, frozenset)):
-        return in_order(tree, [steps for each in what for steps in find(tree, each)])
-    if callable(what) and not isinstance(what, type):
+        parts: list[Any] = list(what)  # type: ignore  # of selectors
+        return in_order(tree, [steps for each in parts for steps in find(tree, each)])
+    if not isinstance(what, type) and callable(what):
         return _by_predicate(tree, what)
     raise InvalidArgumentTypeError(
         "Expected paths, classes, functions or filters that select parts of a net.",

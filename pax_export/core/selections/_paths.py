@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from jax.tree_util import tree_structure, tree_unflatten
 
 from pax_export._foundations.errors import InvalidArgumentError, a_few, near_names
 from pax_export._foundations.types import PyTree, TreeDef
+from pax_export.core._containers import is_dict, is_sequence
 from pax_export.core._traversal import Steps, one_level, plain_key
 from pax_export.core._tree import Node, attributes_of, flatten, is_array
 
@@ -58,7 +59,7 @@ def values_of(tree: PyTree, containers: bool = False) -> Iterator[tuple[Steps, A
         left += [((*steps, step), child) for step, child in reversed(below or [])]
 
 
-def _children_of(value: object) -> list[tuple[Any, Any]] | None:
+def _children_of(value: PyTree) -> list[tuple[Any, Any]] | None:
     """The children of a module or container with the step to each; None for a leaf."""
     if isinstance(value, Node):
         children, moduledef = flatten(value)
@@ -85,7 +86,7 @@ def places_in(treedef: TreeDef, containers: bool = False) -> tuple[Place, ...]:
     return tuple([_make_place(steps, value, modules) for steps, value in values])
 
 
-def _make_place(steps: Steps, value: object, modules: set[Steps]) -> Place:
+def _make_place(steps: Steps, value: PyTree, modules: set[Steps]) -> Place:
     above = (steps[:n] for n in range(len(steps) - 1, -1, -1))
     owner = next((each for each in above if each in modules), ())
     if not isinstance(value, Node):
@@ -110,13 +111,13 @@ def value_at(tree: PyTree, steps: Steps) -> Any:
     return value
 
 
-def _children_with_static(value: object) -> Iterable[tuple[Any, Any]]:
+def _children_with_static(value: PyTree) -> Iterable[tuple[Any, Any]]:
     """The children of a value on a path, including static attributes."""
     if isinstance(value, Node):
         return attributes_of(value).items()
-    if isinstance(value, dict):
+    if is_dict(value):
         return value.items()
-    if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
+    if is_sequence(value) and not hasattr(value, "_fields"):
         return enumerate(value)
     try:
         return _children_of(value) or ()
@@ -279,7 +280,8 @@ def _of_step(step: str, taking: bool = False) -> str:
     if step == "*":
         return r"([^.]+)" if taking else r"[^.]+"
     star = r"([^.]*)" if taking else r"[^.]*"
-    parts, place = [], 0
+    parts: list[str] = []
+    place = 0
     while place < len(step):
         letter = step[place]
         end = step.find("]", place + (3 if step[place + 1 : place + 2] == "!" else 2))
@@ -293,7 +295,7 @@ def _of_step(step: str, taking: bool = False) -> str:
     return "".join(parts)
 
 
-def escape_step(step: object) -> str:
+def escape_step(step: Hashable) -> str:
     """A name as a step of a path that means this name alone.
 
     Example:

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 import jax
 import jax.numpy as jnp
-import jmp
+import jmp  # type: ignore  # has no types
 
 from pax_export._foundations.errors import InvalidArgumentError, InvalidArgumentTypeError
-from pax_export._foundations.types import DTypeLike, PRNGKey, PyTree
+from pax_export._foundations.types import Array, DTypeLike, PRNGKey, PyTree
 from pax_export.core._check import describe_array
+from pax_export.core._containers import is_sequence
 from pax_export.core._edit import Change, edit_at, set_training
 from pax_export.core._mutable import on_own_array
 from pax_export.core._pure import require_module
@@ -146,7 +147,8 @@ class Selection(Chosen):
         parts = [(s, v) for s, v in zip(self.paths, self.values()) if is_node(v)]
         if not parts:
             raise self._no_modules("to select in")
-        found, error = [], None
+        found: list[Steps] = []
+        error = None
         for steps, value in parts:
             try:
                 found += [(*steps, *below) for below in find(value, what)]
@@ -189,7 +191,7 @@ class Selection(Chosen):
 
     # --- replacing values ------------------------------------------------------------
 
-    def set(self, value: object) -> Any:
+    def set(self, value: PyTree) -> Any:
         """Returns the net with a new value at each part.
 
         Args:
@@ -256,14 +258,11 @@ class Selection(Chosen):
         """
         on_array = on_own_array(function)
 
-        def applied(part: Any) -> Any:
-            if is_node(part):
-                return apply_bottom_up(part, function)
-            return jax.tree_util.tree_map(
-                lambda x: applied(x) if is_node(x) else on_array(x), part, is_leaf=is_node
-            )
+        def applied(part: Node | Array) -> Any:
+            return apply_bottom_up(part, function) if is_node(part) else on_array(part)
 
-        return edit_at(self.root, dict.fromkeys(outermost_paths(self.paths), applied))
+        change = partial(jax.tree_util.tree_map, applied, is_leaf=is_node)
+        return edit_at(self.root, dict.fromkeys(outermost_paths(self.paths), change))
 
     def map(self, function: Callable[[Any], Any]) -> Any:
         """Returns the net with ``function(array)`` for each array in the parts.
@@ -282,7 +281,7 @@ class Selection(Chosen):
         count = len(self.paths)
         if count == 1:
             return [value]
-        if isinstance(value, (list, tuple)):
+        if is_sequence(value):
             if len(value) != count:
                 raise InvalidArgumentError(
                     "A list of values must have one value for each selected part.",
@@ -378,7 +377,8 @@ class Selection(Chosen):
             'bfloat16'
         """
         try:
-            is_float = dtype is not None and jnp.issubdtype(jnp.dtype(dtype), jnp.floating)
+            # numpy takes None for float64
+            is_float = dtype is not None and jnp.issubdtype(jnp.dtype(dtype), jnp.floating)  # type: ignore
         except TypeError:
             is_float = False
         if not is_float:
@@ -470,7 +470,7 @@ class Selection(Chosen):
         )
 
 
-def _is_floating(x: PyTree) -> bool:
+def _is_floating(x: Array) -> bool:
     return is_array(x) and jnp.issubdtype(x.dtype, jnp.floating)
 
 
