@@ -16,7 +16,7 @@ import jmp
 from jax.tree_util import tree_map, tree_map_with_path
 
 from pax_export._foundations.errors import InvalidArgumentTypeError, StructureMismatchError
-from pax_export._foundations.types import Array, PyTree
+from pax_export._foundations.types import Array
 from pax_export.core import (
     Module,
     assert_structure_equal,
@@ -38,7 +38,7 @@ _MOST = 10  # differences that a message lists
 
 
 def apply_gradients(
-    model: M, optimizer: O, grads: M, all_finite: jax.Array | None = None, **extra: object
+    model: M, optimizer: O, grads: M, all_finite: jax.Array | None = None, **extra: Any
 ) -> tuple[M, O]:
     """Updates a model and its optimizer by gradients.
 
@@ -86,7 +86,7 @@ def apply_gradients(
 
 
 def apply_scaled_gradients(
-    model: M, optimizer: O, loss_scale: L, grads: Any, **extra: PyTree
+    model: M, optimizer: O, loss_scale: L, grads: M, **extra: Any
 ) -> tuple[M, O, L]:
     """Updates a model, its optimizer and its loss scale by gradients of a scaled loss.
 
@@ -149,7 +149,7 @@ def require_model_and_optimizer(model: Module, optimizer: Module) -> None:
             )
 
 
-def refuse_another_model(optimizer: Module, params: PyTree, error: Exception) -> None:
+def refuse_another_model(optimizer: Module, params: Module, error: Exception) -> None:
     """Raises if moments of an optimizer have another structure than the parameters."""
     for path, moments in named_modules(optimizer):
         if not (path and type(moments).__name__ == type(params).__name__):
@@ -182,7 +182,7 @@ def _refuse_other_module(
         ) from error
 
 
-def parameters_of(tree: PyTree) -> Any:
+def parameters_of(tree: T) -> T:
     """Returns the trainable part of a model."""
     if not isinstance(tree, Module):
         return tree
@@ -195,7 +195,7 @@ def conjugates(grads: T) -> T:
     return tree_map(lambda g: jnp.conj(g) if jnp.iscomplexobj(g) else g, grads)
 
 
-def _subtract_updates(params: PyTree, updates: PyTree) -> Any:
+def _subtract_updates(params: T, updates: T) -> T:
     assert_structure_equal(params, updates)
     return tree_map_with_path(
         lambda path, p, u: _check_replacement(path, p, (p - u).astype(jnp.result_type(p))),
@@ -204,7 +204,7 @@ def _subtract_updates(params: PyTree, updates: PyTree) -> Any:
     )
 
 
-def _choose_tree(condition: Array, new: object, old: object) -> Any:
+def _choose_tree(condition: Array, new: T, old: T) -> T:
     """Selects the new tree if the condition holds, else the old one."""
     assert_structure_equal(new, old)
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import SOURCE_SUFFIXES, FileFinder, ModuleSpec, SourceFileLoader
 from types import ModuleType
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -103,6 +103,9 @@ class _Numpy(types.ModuleType):
 
 _numpy = _Numpy("jax.numpy")
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 
 # --- one class for equal calls ----------------------------------------------------
 
@@ -116,12 +119,12 @@ def _is_factory(value: object, module: types.ModuleType) -> bool:
     )
 
 
-def _one_result_for_equal_calls(factory: Callable[..., Any]) -> Callable[..., Any]:
+def _one_result_for_equal_calls(factory: Callable[P, R]) -> Callable[P, R]:
     known: dict[Any, Any] = {}
     signature = inspect.signature(factory)
 
     @functools.wraps(factory)
-    def make(*args: object, **kwargs: object) -> Any:
+    def make(*args: P.args, **kwargs: P.kwargs) -> R:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         if any(map(is_array, jax.tree_util.tree_leaves(bound.arguments))):
@@ -132,8 +135,8 @@ def _one_result_for_equal_calls(factory: Callable[..., Any]) -> Callable[..., An
             known[key] = remembered(factory(*args, **kwargs), args, kwargs)
         return known[key]
 
-    def remembered(optimizer: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
-        remember_call(optimizer, factory, args, kwargs)
+    def remembered(optimizer: R, args: tuple, kwargs: dict[str, Any]) -> R:
+        remember_call(optimizer, factory, args, kwargs)  # type: ignore  # a class, or a schedule
         return optimizer
 
     return make

@@ -8,7 +8,7 @@ import pickle
 import sys
 import types
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ from jax.tree_util import tree_leaves, tree_map, tree_map_with_path
 from pax_export._foundations.errors import InvalidArgumentTypeError, NotPicklableError
 from pax_export._foundations.jax import is_tracer
 from pax_export._foundations.optional import require
-from pax_export._foundations.types import PyTree
+from pax_export._foundations.types import ArrayLike, PyTree
 from pax_export.core import (
     Module,
     StateModule,
@@ -30,6 +30,13 @@ from pax_export.core import (
     static_key,
 )
 from pax_export.optim._apply import parameters_of
+
+if TYPE_CHECKING:
+    import optax
+
+    Transformation: TypeAlias = optax.GradientTransformation
+
+T = TypeVar("T")
 
 
 def optimizer_contents(optimizer: Module, rules: list[str]) -> dict[str, Any]:
@@ -51,7 +58,7 @@ def optax_contents(self: Module) -> dict[str, Any]:
     return optimizer_contents(self, [name.removesuffix("State") for name in keep])
 
 
-def _flatten_chain(state: PyTree) -> list[Any]:
+def _flatten_chain(state: optax.OptState) -> list[Any]:
     """Returns the states of all rules; chains may be nested."""
     if type(state) is not tuple:
         return [state]
@@ -128,7 +135,7 @@ class OptaxOptimizer(StateModule):
         """
         known: dict[str, Any] = dict(named_leaves(self))
 
-        def of_leaf(path: tuple, leaf: PyTree) -> Any:
+        def of_leaf(path: tuple, leaf: jax.Array) -> jax.Array:
             old: Any = known.get(path_name(path))
             same = is_array(old) and old.shape == leaf.shape and old.dtype == leaf.dtype
             return old if same else leaf
@@ -137,14 +144,14 @@ class OptaxOptimizer(StateModule):
 
     _pax_contents = optax_contents
 
-    def _given(self, params: PyTree) -> Any:
+    def _given(self, params: T) -> T | optax.LookaheadParams:
         """Returns the parameters in the transformation's form: for lookahead, a pair."""
         if self.slow_params is None:
             return params
         optax = require("optax", "optax", "optax.lookahead")
         return optax.LookaheadParams(fast=params, slow=self.slow_params)
 
-    def _taken(self, updates: PyTree) -> Any:
+    def _taken(self, updates: T | optax.LookaheadParams) -> T:
         """The updates of the model's parameters; those of the slow ones are made here."""
         if self.slow_params is None:
             return updates
@@ -162,7 +169,9 @@ def _add_update(slow: jax.Array, update: jax.Array) -> Any:
     return (slow + update).astype(slow.dtype)
 
 
-def from_optax(transformation: Any) -> Callable[[Any], OptaxOptimizer]:
+def from_optax(
+    transformation: Transformation | Callable[[], Transformation],
+) -> Callable[[Any], OptaxOptimizer]:
     """Wraps an optax optimizer as a module.
 
     The module has optax's state. Called with gradients and parameters, it returns optax's negated
@@ -201,7 +210,7 @@ class _Recipe(functools.partial):
     """What makes optimizers; jax refuses it in place of one by an error of ours."""
 
 
-def _refuse_recipe(*_: Any) -> NoReturn:
+def _refuse_recipe(*_: object) -> NoReturn:
     raise InvalidArgumentTypeError(
         "What from_optax returns makes an optimizer, and is none yet.",
         got="from_optax(...) among the arguments of a transform of jax",
@@ -212,11 +221,11 @@ def _refuse_recipe(*_: Any) -> NoReturn:
 jax.tree_util.register_pytree_node(_Recipe, _refuse_recipe, _refuse_recipe)
 
 
-def _as_state(state: PyTree, params: PyTree) -> Any:
+def _as_state(state: T, params: PyTree) -> T:
     """Returns a state as `jax.jit` would: strongly typed arrays, none of them shared."""
     of_params = set(map(id, tree_leaves(params)))
 
-    def own(leaf: PyTree) -> Any:
+    def own(leaf: ArrayLike) -> Any:
         if isinstance(leaf, (bool, int, float, complex)):
             leaf = jnp.asarray(leaf)
         if getattr(leaf, "weak_type", False):
@@ -244,7 +253,7 @@ class KeyedTransformation:
     takes: frozenset[str] | None  # the extra arguments of ``update``; None if it takes any
     takes_slow: bool  # whether it wants its parameters twice, as `optax.lookahead` does
 
-    def __init__(self, source: PyTree):
+    def __init__(self, source: Transformation | Callable[[], Transformation]):
         self._source = source
         transformation = source() if _is_factory(source) else source
         if not callable(getattr(transformation, "init", None)) or not callable(
@@ -315,11 +324,11 @@ def _mentions_name(key: object, codes: frozenset[types.CodeType]) -> bool:
     return isinstance(key, types.CodeType) and key in codes
 
 
-def _is_factory(source: object) -> bool:
+def _is_factory(source: Transformation | Callable[[], Transformation]) -> bool:
     return callable(source) and not hasattr(source, "update")
 
 
-def _transformation_key(value: object, open_ids: set[int]) -> Any:
+def _transformation_key(value: Any, open_ids: set[int]) -> Any:
     """A hashable that is equal for values that compute the same."""
     if id(value) in open_ids:
         return "itself"  # a function that closes over itself
@@ -353,7 +362,7 @@ def _content_of(cell: types.CellType, key: Callable[[Any], Any]) -> Any:
         return "empty"  # a variable that has no value yet
 
 
-def _array_key(array: PyTree) -> Any:
+def _array_key(array: jax.Array) -> Any:
     """Arrays are few and small here: a learning rate, a mask."""
     if jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key):
         array = jax.random.key_data(array)

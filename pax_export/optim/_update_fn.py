@@ -93,7 +93,7 @@ def build_update_fn(loss_fn: Callable[..., Any], *, scan_mode: bool = False) -> 
             raise
         assert_structure_equal(model, updated)
 
-        def value_fn(params: PyTree) -> Any:
+        def value_fn(params: Module) -> Any:
             return loss_fn(model.update_parameters(params), *inputs)[0]
 
         extra = {}

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from pax_export._foundations.errors import (
     InvalidArgumentError,
     UncoveredStateError,
 )
-from pax_export._foundations.types import PyTree
+from pax_export._foundations.types import ArrayLike, PyTree
 from pax_export.core import (
     EmptyNode,
     Node,
@@ -48,6 +48,7 @@ from pax_export.transforms._rng_split import SplitRngs, is_stacked
 from pax_export.transforms._sharding import PARTITION_NAME, with_stacked_axis, without_stacked_axis
 
 Axes = list[int | None]
+T = TypeVar("T")
 #: An axis for all leaves below it, or one for each part.
 AxisPrefix: TypeAlias = "int | StateAxes | Sequence[AxisPrefix] | Mapping[str, AxisPrefix] | None"
 
@@ -78,7 +79,7 @@ class StateAxes(Mapping):
         self._key = static_key(tuple(self._axes.items()))  # predicates count by their code
         self._rules = tuple([(as_filter(key), axis) for key, axis in self._axes.items()])
 
-    def __getitem__(self, key: PyTree) -> int | None:
+    def __getitem__(self, key: Hashable) -> int | None:
         return self._axes[key]
 
     def __iter__(self) -> Any:
@@ -130,7 +131,7 @@ class StateAxes(Mapping):
                 )
 
 
-def is_axis(prefix: object) -> bool:
+def is_axis(prefix: AxisPrefix) -> bool:
     """True for a prefix of a subtree: an axis, None or a `StateAxes`."""
     if prefix is None or isinstance(prefix, StateAxes):
         return True
@@ -141,7 +142,7 @@ Prefixes = list[tuple[Any, Any]]  # for each outermost module: its axis or `Stat
 
 
 def axes_of(
-    prefix: PyTree, tree: PyTree, state_axes: StateAxes | None, where: str, prefixes: Prefixes
+    prefix: AxisPrefix, tree: PyTree, state_axes: StateAxes | None, where: str, prefixes: Prefixes
 ) -> Axes:
     """The axis of each leaf, in a tree like the top of `tree`; ``state_axes`` govern modules.
 
@@ -176,7 +177,7 @@ def axes_of(
     )
 
 
-def _of_part(prefix: PyTree, part: PyTree, state_axes: StateAxes | None) -> Axes:
+def _of_part(prefix: int | StateAxes | None, part: Part, state_axes: StateAxes | None) -> Axes:
     if not part.is_module:
         return [None if isinstance(prefix, StateAxes) else prefix]
     governing = prefix if isinstance(prefix, StateAxes) else state_axes
@@ -222,12 +223,15 @@ class MapOptions:
             label,
         )  # fmt: skip
 
-    def prefix_of(self, argument: int | str, count: int) -> Any:
+    def prefix_of(self, argument: int | str) -> Any:
         """The entry of in_axes for a positional argument or a keyword."""
         axes = self.in_axes_kwargs if isinstance(argument, str) else self.in_axes
-        if is_axis(axes):
-            return axes
-        if isinstance(argument, int) and len(axes) != count:
+        return axes if is_axis(axes) else axes[argument]
+
+    def require_entries(self, count: int, names: Set[str]) -> None:
+        """Raises unless there is one axis for all arguments, or an entry for each."""
+        axes, named = self.in_axes, self.in_axes_kwargs
+        if not is_axis(axes) and len(axes) != count:
             entries = "1 entry" if len(axes) == 1 else f"{len(axes)} entries"
             raise InvalidArgumentError(
                 f"{self.transform}: in_axes has {entries} for "
@@ -235,14 +239,15 @@ class MapOptions:
                 got=f"in_axes={axes!r}"[:200],
                 write="one entry for each positional argument, or one integer for all",
             )
-        if argument not in range(count) and argument not in axes:
+        if not is_axis(named) and named.keys() != set(names):
+            wrong = sorted(names - named.keys()) or sorted(named.keys() - names)
             raise InvalidArgumentError(
-                f"{self.transform}: in_axes_kwargs has no entry for a keyword argument.",
-                where=str(argument),
-                got=f"in_axes_kwargs={axes!r}"[:200],
-                write=f"in_axes_kwargs={{..., {argument!r}: 0}}",
+                f"{self.transform}: in_axes_kwargs has no entry for a keyword argument, or one for "
+                "an argument that the call does not have.",
+                where=", ".join(wrong),
+                got=f"in_axes_kwargs={named!r}"[:200],
+                write="in_axes_kwargs={..., name: 0} of each keyword argument, or one axis for all",
             )
-        return axes[argument]
 
 
 # --- arguments --------------------------------------------------------------------------
@@ -275,6 +280,7 @@ def inputs_of(
     function: Callable, args: tuple, kwargs: dict, options: MapOptions, carried: int | None = None
 ) -> MappedArguments:
     """Takes a call apart; the leaves of the argument that a scan carries have no axes."""
+    options.require_entries(len(args), kwargs.keys())
     items = [(i, value) for i, value in enumerate(args)] + sorted(kwargs.items())
     prefixes: Prefixes = []
     axes: Axes = []
@@ -282,7 +288,7 @@ def inputs_of(
         if argument == carried and isinstance(argument, int):
             prefix, where = StateAxes({}), ""
         else:
-            prefix = options.prefix_of(argument, len(args))
+            prefix = options.prefix_of(argument)
             where = (
                 f"in_axes[{argument}]"
                 if isinstance(argument, int)
@@ -316,11 +322,11 @@ def _make_slots(parts: list[Part], axes: Axes, options: MapOptions) -> list[Slot
     return slots
 
 
-def _map_modules(change: Callable, tree: PyTree, axes: Sequence[int | None]) -> Any:
+def _map_modules(change: Callable[[Any, list[Any]], Any], tree: T, axes: Sequence[int | None]) -> T:
     """Changes each module of a tree, given the axes of its leaves."""
     left = iter(axes)
 
-    def visit(value: object) -> Any:
+    def visit(value: T) -> T:
         own = [next(left) for _ in tree_leaves(value)]
         return change(value, own) if is_node(value) else value
 
@@ -429,7 +435,7 @@ def _require_axes_by_name(prefixes: Prefixes, options: MapOptions) -> None:
         axes.require_names(modules, f"{options.transform}.state_axes")
 
 
-def _check_result(leaf: PyTree, target: Target, transform: str) -> None:
+def _check_result(leaf: ArrayLike, target: Target, transform: str) -> None:
     where = target.name.rstrip(".")
     what = f"{transform}: the function must return arrays, numbers or modules."
     check_arraylike(leaf, what, where, RETURN_NONE)
@@ -460,7 +466,7 @@ def finish_result(
     result: Result,
     leaves: list[Any],
     axes: Sequence[int | None],
-    label: Any,
+    label: str | None,
 ) -> Any:
     """The value for the caller; the specs of leaves stacked at these axes name the new one."""
     tree = result.treedef.unflatten(leaves)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar, TypeVarTuple
 
 import jax
 from jax.tree_util import tree_flatten, tree_leaves, tree_structure
 
 from pax_export._foundations.errors import InvalidArgumentError, StructureMismatchError
-from pax_export._foundations.types import ArrayLike, PyTree
+from pax_export._foundations.types import ArrayLike
 from pax_export.core import Module, is_node, modules_and_leaves
 from pax_export.transforms._checks import tree_differences
 from pax_export.transforms._lift import (
@@ -24,13 +24,16 @@ from pax_export.transforms._lift import (
     write_back,
 )
 
+R = TypeVar("R")
+Ts = TypeVarTuple("Ts")
+
 
 def cond(
     pred: ArrayLike,
-    true_fun: Callable[..., Any],
-    false_fun: Callable[..., Any],
-    *operands: PyTree,
-) -> Any:
+    true_fun: Callable[[*Ts], R],
+    false_fun: Callable[[*Ts], R],
+    *operands: *Ts,
+) -> R:
     """Calls one of two functions of modules: `jax.lax.cond` with state.
 
     A branch may change the modules that it takes, and an open module or a method of one may be a
@@ -68,7 +71,7 @@ def cond(
     return _call_one("cond", named, operands, lambda both, x: jax.lax.cond(pred, *both, x))
 
 
-def switch(index: ArrayLike, branches: Sequence[Callable[..., Any]], *operands: PyTree) -> Any:
+def switch(index: ArrayLike, branches: Sequence[Callable[[*Ts], R]], *operands: *Ts) -> R:
     """Calls one of several functions of modules: `jax.lax.switch` with state.
 
     Branches are those of `cond`.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, SupportsIndex
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from pax_export._foundations.errors import (
     InvalidArgumentError,
     InvalidArgumentTypeError,
 )
-from pax_export._foundations.types import PyTree
+from pax_export._foundations.types import ArrayLike, PyTree
 from pax_export.core import describe_array, named_leaves, structure_differences
 
 
@@ -31,7 +31,7 @@ def check_arraylike(value: object, what: str, where: str, write: str) -> None:
         )
 
 
-def checked_size(value: PyTree, where: str) -> Any:
+def checked_size(value: SupportsIndex | None, where: str) -> Any:
     """A number of calls, or None; it may be a symbolic dimension."""
     if value is None or jax.export.is_symbolic_dim(value):
         return value
@@ -39,7 +39,9 @@ def checked_size(value: PyTree, where: str) -> Any:
     return checked_integer(value, where, least=0, write=f"{name}=3")
 
 
-def check_axis_fits(transform: str, axis: int, rank: int, shape: Any, where: str) -> None:
+def check_axis_fits(
+    transform: str, axis: int, rank: int, shape: tuple[int, ...], where: str
+) -> None:
     """Raises unless an array with as many axes has this one."""
     if not -rank <= axis < rank:
         raise InvalidArgumentError(
@@ -67,9 +69,9 @@ def tree_differences(
     ]
 
 
-def _are_alike(old: PyTree, new: PyTree) -> bool:
+def _are_alike(old: ArrayLike, new: ArrayLike) -> bool:
     return jnp.shape(old) == jnp.shape(new) and jnp.result_type(old) == jnp.result_type(new)
 
 
-def _describe_leaf(leaf: object) -> str:
+def _describe_leaf(leaf: ArrayLike) -> str:
     return describe_array(leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ from pax_export._foundations.errors import (
     UnsupportedOperationError,
     a_few,
 )
+from pax_export._foundations.types import ArrayLike, PyTree
 from pax_export.core import (
     EmptyNode,
     Node,
@@ -38,7 +39,17 @@ from pax_export.core import (
     warn_of_untrained,
 )
 from pax_export.transforms._checks import is_arraylike
-from pax_export.transforms._lift import LiftedCall, Result, as_pair, describe_result, wrap_like
+from pax_export.transforms._lift import (
+    LiftedCall,
+    Result,
+    argument_places,
+    as_pair,
+    describe_result,
+    wrap_like,
+)
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 #: Applied to each function before this thread differentiates it.
 _prepare: ContextVar[Callable[[Callable], Callable] | None] = ContextVar(
@@ -117,9 +128,9 @@ def value_and_grad(
     take = _loss_and_aux if has_aux else _loss_alone
 
     @wrap_like(fun)
-    def value_and_grad_fun(*args: object, **kwargs: object) -> tuple[Any, Any]:
+    def value_and_grad_fun(*args: P.args, **kwargs: P.kwargs) -> tuple[Any, Any]:
         call = LiftedCall(fun, args, kwargs)
-        places = _argument_places(numbers, len(args))
+        places = argument_places("argnums", numbers, len(args))
         _require_module(argnums, args, call)
         targets = [_DiffArgument(args[argnum], call, argnum, wrt, select) for argnum in places]
         _require_match(wrt, targets)
@@ -191,14 +202,14 @@ def grad(
     both = value_and_grad(fun, argnums, has_aux, holomorphic, allow_int, reduce_axes, wrt=wrt)
 
     @wrap_like(fun)
-    def grad_fun(*args: object, **kwargs: object) -> Any:
+    def grad_fun(*args: P.args, **kwargs: P.kwargs) -> Any:
         value, grads = both(*args, **kwargs)
         return (grads, value[1]) if has_aux else grads
 
     return grad_fun
 
 
-def _loss_alone(value: object) -> tuple[Any, Any]:
+def _loss_alone(value: T) -> tuple[T, None]:
     _require_number(value, "return loss; or has_aux=True to return loss, aux")
     return value, None
 
@@ -227,18 +238,6 @@ def _require_number(loss: Any, write: str) -> None:
 
 def _is_one(argnums: int | Sequence[int]) -> bool:
     return not isinstance(argnums, Sequence)
-
-
-def _argument_places(numbers: Sequence[int], count: int) -> list[int]:
-    """Positions of the arguments to differentiate, none negative."""
-    for number in numbers:
-        if not -count <= number < count:
-            raise InvalidArgumentError(
-                "The function was called without an argument that is to be differentiated.",
-                got=f"argnums={', '.join(map(str, numbers))} and {count} positional arguments",
-                write="the argument by position, not by keyword",
-            )
-    return [number % count for number in numbers]
 
 
 def _require_module(argnums: int | Sequence[int], args: tuple, call: LiftedCall) -> None:
@@ -274,7 +273,7 @@ class _DiffArgument:
     """An argument to differentiate, and the numbers of the leaves that are."""
 
     def __init__(
-        self, argument: object, call: LiftedCall, argnum: int, wrt: Selector, select: Callable
+        self, argument: PyTree, call: LiftedCall, argnum: int, wrt: Selector, select: Callable
     ):
         self.argument, self.call, self.place = argument, call, argnum
         self.by_parameters = wrt is Param
@@ -318,7 +317,7 @@ class _DiffArgument:
         """The gradients in the structure of the argument."""
         parts = iter(zip(self.parts, self.masks, self.treedefs))
 
-        def fill(_: object) -> Any:
+        def fill(_: Node | ArrayLike) -> Any:
             part, mask, treedef = next(parts)
             if treedef is None:
                 return grads[part.start]

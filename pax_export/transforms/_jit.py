@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import MethodType
-from typing import Any
+from typing import Any, Generic, ParamSpec, TypeAlias, TypeGuard, TypeVar
 
 import jax
 from jax.tree_util import tree_flatten, tree_leaves, tree_map
@@ -48,9 +48,14 @@ Constraint = bool | Callable[[Any], Any]
 # Keywords of our own: the modules that are donated, and which modules are open.
 STATE, OPEN = "_pax_state", "_pax_open"
 
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+Wrapped: TypeAlias = tuple[list[Any], dict[str, Any]]  # arguments; static ones are hidden
+
 
 def jit(
-    fun: Callable[..., Any],
+    fun: Callable[P, R],
     *,
     in_shardings: object = _UNSPECIFIED,
     out_shardings: object = _UNSPECIFIED,
@@ -59,13 +64,13 @@ def jit(
     donate_argnums: int | Sequence[int] | None = None,
     donate_argnames: str | Iterable[str] | None = None,
     keep_unused: bool = False,
-    device: object = None,
+    device: jax.Device | None = None,
     backend: str | None = None,
     inline: bool = False,
-    abstracted_axes: object = None,
+    abstracted_axes: None = None,
     donate_state: bool = False,
     constrain_state: Constraint = False,
-) -> Jitted:
+) -> Jitted[P, R]:
     """Compiles a function that takes and returns modules.
 
     It equals ``jax.jit(pax.pure(fun))``. A module argument that is mutable at the call is updated
@@ -136,11 +141,11 @@ def jit(
     return Jitted(fun, options, donate_state, constrain_state)
 
 
-class Jitted:
+class Jitted(Generic[P, R]):
     """A function that `jit` compiled."""
 
     def __init__(
-        self, fun: Callable, options: dict[str, Any], donate: bool, constraint: Constraint
+        self, fun: Callable[P, R], options: dict[str, Any], donate: bool, constraint: Constraint
     ):
         self.__wrapped__ = fun
         names = () if is_node(fun) else ("__name__", "__qualname__", "__doc__", "__module__")
@@ -170,7 +175,7 @@ class Jitted:
         program = _make_program(self._run, opened)
         return jax.jit(_with_signature(program, self.__wrapped__, (STATE, OPEN)), **options)
 
-    def __call__(self, *args: PyTree, **kwargs: PyTree) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         jitted, from_folded, keywords, is_any_open = self._arguments(args, kwargs)
         value, changed = jitted(*from_folded, **keywords)
         if is_any_open:
@@ -305,7 +310,7 @@ class _Runner:
         self.fun, self.static, self.constraint = fun, static, constraint
         self.warn = _warning_once()
 
-    def __call__(self, wrapped: Any, opened: _Opened | None = None) -> tuple[Any, Any, Origins]:
+    def __call__(self, wrapped: Wrapped, opened: _Opened | None = None) -> tuple[Any, Any, Origins]:
         """Returns the value, the final state of the modules that are open, and its origins."""
         args, kwargs = _constrain_modules(wrapped, self.constraint)
         written = None if opened is None else opened.flags
@@ -357,7 +362,7 @@ jax.tree_util.register_pytree_node(
 )
 
 
-def _constrain_modules(tree: Any, constraint: Constraint) -> Any:
+def _constrain_modules(tree: T, constraint: Constraint) -> T:
     if constraint is False:
         return tree
     constrain_one = constrain_leaves if constraint is True else constraint
@@ -431,5 +436,5 @@ def unfold(tree: PyTree) -> Any:
     return tree_map(lambda x: unfold(x) if _is_folded(x) else x, tree, is_leaf=_is_folded)
 
 
-def _is_folded(value: object) -> bool:
+def _is_folded(value: object) -> TypeGuard[Folded]:
     return type(value) is Folded

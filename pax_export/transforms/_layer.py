@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from pax_export._foundations.types import PyTree
 from pax_export.core import Module
 from pax_export.transforms._axes import StateAxes
 from pax_export.transforms._lift import Strict
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class TransformedLayer(Module):
@@ -58,5 +61,5 @@ class TransformedLayer(Module):
         return call(self.layer, *args, **kwargs)
 
 
-def _call(layer: Module, *args: PyTree, **kwargs: PyTree) -> Any:
+def _call(layer: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     return layer(*args, **kwargs)

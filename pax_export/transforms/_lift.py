@@ -13,12 +13,16 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import nullcontext
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Generic, ParamSpec, TypeVar
 
 import jax
 from jax.tree_util import tree_flatten, tree_flatten_with_path, tree_map, tree_structure
 
-from pax_export._foundations.errors import InvalidArgumentTypeError, SharedNodeError
+from pax_export._foundations.errors import (
+    InvalidArgumentError,
+    InvalidArgumentTypeError,
+    SharedNodeError,
+)
 from pax_export._foundations.types import PyTree
 from pax_export.core import (
     Module,
@@ -35,6 +39,10 @@ from pax_export.core import (
     take_over,
 )
 from pax_export.transforms._checks import check_arraylike
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,13 +101,13 @@ class Result:
     head_places: list[int | None]  # for each outermost module of the head, which open one it is
 
 
-class Strict:
+class Strict(Generic[P, R]):
     """Wraps a function so that only modules open at the call are open in it."""
 
-    def __init__(self, function: Callable):
+    def __init__(self, function: Callable[P, R]):
         self.function = function
 
-    def __call__(self, *args: PyTree, **kwargs: PyTree) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.function(*args, **kwargs)
 
 
@@ -138,17 +146,17 @@ def unbind(functions: Iterable[Callable]) -> tuple[list[Callable], list[Any]]:
             modules.append(owner)
     places = [id(module) for module in _modules_of(modules)]
 
-    def with_modules(function: Any, owner: Module | None) -> Callable:
+    def with_modules(function: Callable[..., Any], owner: Module | None) -> Callable[..., Any]:
         if owner is None:
             return lambda *args: function(*args[:-1])
         number = places.index(id(owner))
-        method = type(owner).__call__ if function is owner else function.__func__
+        method = type(owner).__call__ if function is owner else function.__func__  # type: ignore
         return lambda *args: method(_modules_of(args[-1])[number], *args[:-1])
 
     return [with_modules(f, owner) for f, owner in zip(functions, owners)], modules
 
 
-def _nothing_taken(value: object) -> tuple[Any, Any]:
+def _nothing_taken(value: T) -> tuple[None, T]:
     return None, value
 
 
@@ -210,14 +218,14 @@ class LiftedCall:
         return self._result(head, value, leaves, copies, modules)
 
     def _result(
-        self, head: PyTree, value: object, before: list[Any], copies: list[Any], modules: list[Any]
+        self, head: PyTree, value: PyTree, before: list[Any], copies: list[Any], modules: list[Any]
     ) -> Result:
         numbers = {id(copy): number for number, copy in enumerate(copies)}
         places = {id(module): index for index, module in enumerate(modules)}
         written = {number: copy for number, copy in enumerate(copies) if self.written[number]}
         in_written = {id(module) for module in _modules_of(list(written.values()))}
 
-        def stand_in(x: object) -> Any:
+        def stand_in(x: T) -> T | WrittenBack:
             index = places.get(id(x)) if id(x) in in_written else None
             return x if index is None else WrittenBack(index)
 
@@ -255,7 +263,7 @@ def _modules_of(roots: list[Any]) -> list[Any]:
     return [module for root in roots for module in modules_and_leaves(root)[0]]
 
 
-def write_back(roots: list[Any], value: object, finals: Collection[Any], origins: Origins) -> Any:
+def write_back(roots: list[Any], value: T, finals: Collection[Any], origins: Origins) -> T:
     """Writes changes back to the caller's modules; returns the value with these in place."""
     items, treedef = tree_flatten(value, is_leaf=lambda x: isinstance(x, (WrittenBack, Node)))
     if not finals and not any(isinstance(x, WrittenBack) for x in items):
@@ -316,7 +324,7 @@ def take_out(tree: PyTree, is_taken: Callable[[Any], bool]) -> tuple[Any, tuple[
     return treedef.unflatten([_TakenOut() if is_taken(x) else x for x in items]), selected
 
 
-def put_back(tree: PyTree, selected: Iterable[Any]) -> Any:
+def put_back(tree: T, selected: Iterable[Any]) -> T:
     """The reverse of `take_out`."""
     left = iter(selected)
 
@@ -382,6 +390,18 @@ def unwrap_static(args: Sequence[Any], kwargs: dict) -> tuple[list[Any], dict[st
     """Unwraps the static arguments."""
     released = {k: x.value if type(x) is Held else x for k, x in kwargs.items()}
     return [x.value if type(x) is Held else x for x in args], released
+
+
+def argument_places(option: str, numbers: Sequence[int], count: int) -> list[int]:
+    """The positions of the arguments that an option names, none negative."""
+    for number in numbers:
+        if not -count <= number < count:
+            raise InvalidArgumentError(
+                f"The function was called without a positional argument that {option} names.",
+                got=f"{option}={', '.join(map(str, numbers))} and {count} positional arguments",
+                write="the argument by position, not by keyword",
+            )
+    return [number % count for number in numbers]
 
 
 class StaticArgs:

@@ -37,7 +37,7 @@ class Constructor:
         # Modules go in as arguments, so that the constructor may draw from an RngSeq.
         rest, modules = take_out((args, kwargs), is_node)
 
-        def make(*modules: object) -> Any:
+        def make(*modules: Module) -> Any:
             args, kwargs = put_back(rest, modules)
             with lent_to_constructors() if modules else nullcontext():
                 return self.inner(*args, **kwargs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +14,10 @@ from pax_export.transforms._axes import MapOptions, inputs_of
 from pax_export.transforms._lift import LiftedCall, Strict, unbind
 from pax_export.transforms._scan import ScanBody, scan
 
+T = TypeVar("T")
 
-def while_loop(
-    cond_fun: Callable[[Any], Any], body_fun: Callable[[Any], Any], init_val: PyTree
-) -> Any:
+
+def while_loop(cond_fun: Callable[[T], ArrayLike], body_fun: Callable[[T], T], init_val: T) -> T:
     """Calls a function of modules for as long as a condition holds: `jax.lax.while_loop`.
 
     The modules of the value are carried from step to step, and the body may change them; it may
@@ -79,8 +79,8 @@ def while_loop(
 def fori_loop(
     lower: ArrayLike,
     upper: ArrayLike,
-    body_fun: Callable[[Any, Any], Any],
-    init_val: PyTree,
+    body_fun: Callable[[Any, T], T],
+    init_val: T,
     *,
     unroll: int | bool | None = None,
 ) -> Any:
@@ -120,7 +120,7 @@ def fori_loop(
     return loop.collect_results(carry, threaded)
 
 
-def map(f: Callable[[Any], Any], xs: PyTree) -> Any:  # as in jax.lax
+def map(f: Callable[[Any], T], xs: PyTree) -> T:  # as in jax.lax
     """Calls a function of modules for each index of the first axis, in order: `jax.lax.map`.
 
     Args:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 
@@ -21,20 +21,24 @@ from pax_export.transforms._lift import (
     Held,
     LiftedCall,
     Result,
+    argument_places,
     require_array_arguments,
     require_array_results,
     wrap_like,
     wrap_static,
 )
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 
 def remat(
-    f: Callable[..., Any],
+    f: Callable[P, R],
     *,
     prevent_cse: bool = True,
     static_argnums: int | Sequence[int] = (),
     policy: Callable[..., bool] | None = None,
-) -> Callable[..., Any]:
+) -> Callable[P, R]:
     """Makes a function that stores only its arguments for its gradient.
 
     Intermediate values are recomputed, with the same random keys, so dropout drops the same
@@ -51,6 +55,7 @@ def remat(
         A function of the same arguments.
 
     Raises:
+        InvalidArgumentError: (a ValueError, when called) there is no such argument.
         InvalidArgumentTypeError: (a TypeError, when called) an argument or a result is not
             an array.
 
@@ -67,8 +72,9 @@ def remat(
         return TransformedLayer(f, remat, options)
 
     @wrap_like(f)
-    def recomputed(*args: object, **kwargs: object) -> Any:
-        call = LiftedCall(f, tuple(wrap_static(args, static)), kwargs)
+    def recomputed(*args: P.args, **kwargs: P.kwargs) -> R:
+        places = argument_places("static_argnums", static, len(args))
+        call = LiftedCall(f, tuple(wrap_static(args, places)), kwargs)
         require_array_arguments(call.parts, "remat", "static_argnums for it, or a closure of f")
         # Static arguments are leaves of the call, unseen by jax.
         leaves = {n: leaf for n, leaf in enumerate(call.leaves) if type(leaf) is not Held}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ from jax.tree_util import tree_flatten, tree_leaves, tree_map, tree_structure
 
 from pax_export._foundations.check import checked_integer
 from pax_export._foundations.errors import InvalidArgumentError, StructureMismatchError
-from pax_export._foundations.types import PyTree
+from pax_export._foundations.types import ArrayLike
 from pax_export.core import Selector, is_node, structure_differences
 from pax_export.transforms._axes import (
     AxisPrefix,
@@ -31,6 +31,11 @@ from pax_export.transforms._checks import (
     tree_differences,
 )
 from pax_export.transforms._lift import Result, as_pair, parts_of, wrap_like
+
+C = TypeVar("C")
+T = TypeVar("T")
+X = TypeVar("X")
+Y = TypeVar("Y")
 
 Leaves = dict[int, Any]  # by their numbers
 
@@ -131,7 +136,7 @@ class ScanBody:
             after |= dict(zip(range(part.start, part.stop), tree_leaves(copy)))
         return {slot.number: _as_array(after[slot.number]) for slot in self.threaded}
 
-    def _check_carry(self, carry: PyTree) -> None:
+    def _check_carry(self, carry: Any) -> None:
         lines = tree_differences(self._init, carry, "the carry", _fits_carry)
         if lines:
             raise StructureMismatchError(
@@ -189,7 +194,7 @@ class ScanBody:
         last_carry = self._carry_for_caller(tree)
         return (last_carry, y) if self.scan_output else last_carry
 
-    def _carry_for_caller(self, tree: PyTree) -> Any:
+    def _carry_for_caller(self, tree: T) -> T:
         """The last carry; a module that the caller has open is that object."""
         call = self.inputs.call
         items, treedef = tree_flatten(tree, is_leaf=is_node)
@@ -199,11 +204,11 @@ class ScanBody:
         return treedef.unflatten(items)
 
 
-def _as_array(value: object) -> Any:
+def _as_array(value: ArrayLike) -> jax.Array:
     return value if isinstance(value, jax.Array) else jnp.asarray(value)
 
 
-def _fits_carry(old: PyTree, new: PyTree) -> bool:
+def _fits_carry(old: ArrayLike, new: ArrayLike) -> bool:
     """Whether a leaf of the carry may follow another; jax adapts a Python number's dtype."""
     if jnp.shape(old) != jnp.shape(new):
         return False
@@ -321,9 +326,9 @@ def scan(
 
 
 def scan_over_time(
-    func: Callable[[Any, Any], tuple[Any, Any]],
-    init: PyTree,
-    xs: object,
+    func: Callable[[C, X], tuple[C, Y]],
+    init: C,
+    xs: X,
     length: int | None = None,
     unroll: int | bool = 1,
     time_major: bool = True,
@@ -356,7 +361,7 @@ def scan_over_time(
         (10, [0, 1, 3, 6, 10])
     """
 
-    def step(state: PyTree, x: object) -> tuple[Any, Any]:
+    def step(state: C, x: X) -> tuple[C, Y]:
         return func(state, x)
 
     # jax remembers programs by the function; a module is equal to another one
@@ -367,6 +372,6 @@ def scan_over_time(
     return state, ys if time_major else _swap_axes(ys)
 
 
-def _swap_axes(tree: PyTree) -> Any:
+def _swap_axes(tree: T) -> T:
     """Exchanges batch and time where an array has both."""
     return tree_map(lambda x: jnp.swapaxes(x, 0, 1) if jnp.ndim(x) > 1 else x, tree)

@@ -6,12 +6,11 @@ import re
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
 
-from pax_export._foundations.types import PyTree
 from pax_export.core import Module, Selector
 from pax_export.transforms._axes import (
     AxisPrefix,
@@ -29,9 +28,13 @@ from pax_export.transforms._layer import TransformedLayer
 from pax_export.transforms._lift import Result, wrap_like
 from pax_export.transforms._rng_split import split_for
 
+P = ParamSpec("P")
+R = TypeVar("R")
+Leaves: TypeAlias = dict[int, Any]  # of the arguments, by number
+
 
 def vmap(
-    f: Callable[..., Any],
+    f: Callable[P, R],
     *,
     in_axes: AxisPrefix = 0,
     out_axes: AxisPrefix = 0,
@@ -42,7 +45,7 @@ def vmap(
     state_axes: Mapping[Any, int | None] | None = None,
     split_rngs: Selector = ...,
     transform_metadata: Mapping[str, Any] = MappingProxyType({}),
-) -> Callable[..., Any]:
+) -> Callable[P, R]:
     """Makes a function that calls another one for every index of an axis, in parallel.
 
     Args:
@@ -99,7 +102,7 @@ def vmap(
         return TransformedLayer(f, vmap, mapping_options)
 
     @wrap_like(f)
-    def mapped(*args: object, **kwargs: object) -> Any:
+    def mapped(*args: P.args, **kwargs: P.kwargs) -> R:
         inputs = inputs_of(f, args, kwargs, options)
         size = mapped_size(inputs, axis_size, "axis_size", options)
         run = _Run(
@@ -142,7 +145,7 @@ class _Run:
         return of_all(self.mapped, self.keys, jnp.arange(self.size))
 
     def one_call(
-        self, mapped: dict[int, Any], keys: dict[int, Any], index: jax.Array
+        self, mapped: Leaves, keys: Leaves, index: jax.Array
     ) -> tuple[dict[int, Any], dict[str, Any]]:
         """The function that jax maps: returns stacked results and unmapped ones."""
         with self.options.split.folded(index):
@@ -179,8 +182,10 @@ class _Run:
         """The first leaf that differs between calls, which jax's message does not name."""
         for number in range(len(self.targets or ())):
 
-            def alone(*options: PyTree, key: str = _leaf_key(number)) -> Any:
-                return self.one_call(*options)[1].get(key)
+            def alone(
+                mapped: Leaves, keys: Leaves, index: jax.Array, key: str = _leaf_key(number)
+            ) -> Any:
+                return self.one_call(mapped, keys, index)[1].get(key)
 
             try:
                 jax.eval_shape(lambda: self.of_all(alone, None))

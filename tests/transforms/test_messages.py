@@ -180,6 +180,14 @@ CALLS = {
         lambda: T.scan(lambda c, x: (c, x))({"mode": "text"}, two),
         fields(where="argument 0, mode", got="str: 'text'"),
     ),
+    "an axis of a keyword argument that is not there": (
+        lambda: T.vmap(lambda x, *, y=0: x + y, in_axes_kwargs={"y": 0, "typo": 0})(two, y=two),
+        fields(where="typo", got="in_axes_kwargs={'y': 0, 'typo': 0}"),
+    ),
+    "a static argument that is not there": (
+        lambda: T.remat(both, static_argnums=(0, 7))(two, two),
+        fields(got="static_argnums=0, 7 and 2 positional arguments"),
+    ),
     "no axis for a keyword": (
         lambda: T.vmap(lambda x, *, y, z=0: x, in_axes_kwargs={"z": 0})(two, y=two),
         fields(where="y", got="in_axes_kwargs={'z': 0}"),
