@@ -165,7 +165,7 @@ def materialize(module: M, *example_inputs: PyTree, **kwargs: object) -> M:
     return recorder.with_first_arrays(owner, after)
 
 
-def _frozen(part: Any, statistics: bool) -> Any:
+def _frozen(part: T, statistics: bool) -> T:
     return freeze_parameters(part, states=statistics) if isinstance(part, Module) else part
 
 
@@ -179,14 +179,14 @@ class _CreationRecorder:
         # and modules that were exchanged for updated copies later in the call.
         self.values: dict[tuple[int, str], tuple[Any, Any]] = {}
 
-    def record_creation(self, parent: Module, name: str, value: object) -> None:
+    def record_creation(self, parent: Module, name: str, value: PyTree) -> None:
         first = rebuild_tree(value)
         # The object is kept with its id, because a freed id could be reused.
         self.values[id(parent), name] = (parent, first)
         pairs = zip(modules_and_leaves(value)[0], modules_and_leaves(first)[0])
         self.modules |= {id(now): (now, then) for now, then in pairs}
 
-    def with_first_arrays(self, before: PyTree, after: Module) -> Any:
+    def with_first_arrays(self, before: Module, after: Module) -> Any:
         """The structure of a module after a call, with the arrays from before."""
         arrays = dict(tree_leaves_with_path(before))
         for path, module in modules_with_paths(after):
@@ -203,5 +203,5 @@ class _CreationRecorder:
 _recorder: ContextVar[_CreationRecorder | None] = ContextVar("pax_export_recorder", default=None)
 
 
-def _leaves_below(path: tuple, value: object) -> dict[tuple, Any]:
+def _leaves_below(path: tuple, value: PyTree) -> dict[tuple, Any]:
     return {path + below: leaf for below, leaf in tree_leaves_with_path(value)}

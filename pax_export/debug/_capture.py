@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,7 @@ from pax_export._foundations.jaxpr import (
     interpret,
     walk_equations,
 )
-from pax_export._foundations.types import Equation, PyTree, TracedProgram, TreeDef
+from pax_export._foundations.types import ArrayLike, Equation, PyTree, TracedProgram, TreeDef
 from pax_export.core import (
     Labeling,
     Module,
@@ -40,6 +40,8 @@ from pax_export.core import (
 )
 from pax_export.debug._nans import FunctionCall
 
+R = TypeVar("R")
+
 
 @dataclass
 class _Marks:
@@ -48,7 +50,7 @@ class _Marks:
     paths: frozenset[str]
     trees: dict[str, Any] = field(default_factory=dict)
 
-    def called(self, path: str, module: Node, arguments: Sequence[Any], output: PyTree) -> Any:
+    def called(self, path: str, module: Node, arguments: Sequence[Any], output: R) -> R:
         if path not in self.paths:
             return output
         leaves, tree = jax.tree_util.tree_flatten(output)
@@ -130,7 +132,7 @@ class Capture:
     ) -> tuple[Any, dict[str, list[Any]], dict[str, Any]]:
         structures: list[TreeDef] = []
 
-        def called(net: Module, *args: object, **kwargs: object) -> Any:
+        def called(net: Module, *args: ArrayLike, **kwargs: ArrayLike) -> Any:
             output = purecall(net, *args, **kwargs)[1]
             structures.append(jax.tree_util.tree_structure(output))
             return output
@@ -275,7 +277,7 @@ class Harvest:
         carried = len(start)
         added = self._added_within(equation)
 
-        def body(carry: PyTree, x: PyTree) -> Any:
+        def body(carry: list[jax.Array], x: tuple[list[jax.Array], Any]) -> Any:
             values, more = x
             inner = Harvest(more)
             outputs = inner.run(params["jaxpr"], [*fixed, *carry, *values])
@@ -300,7 +302,7 @@ class Harvest:
         start = given[of_test + of_body :]
         self._refuse_added(equation)
 
-        def body(state: PyTree) -> Any:
+        def body(state: tuple[list[jax.Array], Any]) -> Any:
             inner = Harvest()
             return inner.run(params["body_jaxpr"], [*fixed, *state[0]]), inner.taken
 
@@ -331,7 +333,7 @@ class Harvest:
                 known += values[len(known) :]
 
         def run(branch: TracedProgram) -> Any:
-            def call(_: object) -> Any:
+            def call(_: None) -> Any:
                 outputs, taken = harvested(branch)
                 filled = {
                     name: [*taken.get(name, ()), *map(_zeros, values[len(taken.get(name, ())) :])]

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, overload
+from typing import Any, ParamSpec, TypeGuard, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +32,7 @@ from pax_export._foundations.jaxpr import (
     line_now,
     line_of,
 )
-from pax_export._foundations.types import Array, ArrayLike, Equation, PyTree, TracedProgram
+from pax_export._foundations.types import Array, ArrayLike, Equation, Primitive, TracedProgram
 from pax_export.core import (
     Labeling,
     is_array,
@@ -44,12 +44,16 @@ from pax_export.core import (
 )
 from pax_export.transforms import Folded, fold, unfold
 
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
 
 @overload
-def nans(function: Callable[..., Any]) -> Callable[..., Any]: ...
+def nans(function: Callable[P, R]) -> Callable[P, R]: ...
 @overload
 def nans() -> AbstractContextManager[None]: ...
-def nans(function: Callable[..., Any] | None = None) -> Any:
+def nans(function: Callable[P, R] | None = None) -> Any:
     """Wraps a function so that NaN or infinity in its results raises a detailed error.
 
     The error names the first operation, in the forward or the backward pass, that produced the
@@ -101,7 +105,7 @@ def nans(function: Callable[..., Any] | None = None) -> Any:
     compiled: dict[Any, Any] = {}
 
     @functools.wraps(function, updated=())
-    def wrapper(*args: object, **kwargs: object) -> Any:
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
         call = FunctionCall(function, args, kwargs)
         if call.key not in compiled:
             trees: list[Any] = []
@@ -137,9 +141,9 @@ class FunctionCall:
         self.function = function
         leaves, self.tree = jax.tree_util.tree_flatten((args, kwargs))
         self.count = len(leaves)
-        self.places = [n for n, leaf in enumerate(leaves) if _is_data(leaf)]
+        self.places = [n for n, leaf in enumerate(leaves) if is_data(leaf)]
         self.data = [leaves[place] for place in self.places]
-        self.static = {n: leaf for n, leaf in enumerate(leaves) if not _is_data(leaf)}
+        self.static = {n: leaf for n, leaf in enumerate(leaves) if not is_data(leaf)}
         self.key = self.tree, tuple((n, id(leaf)) for n, leaf in self.static.items())
 
     def arguments(self, data: list[Any]) -> tuple[tuple, dict[str, Any]]:
@@ -165,17 +169,18 @@ class FunctionCall:
 
 def _error_of(call: FunctionCall) -> Exception:
     for path, leaf in named_leaves(call.arguments(call.data)):
-        if _is_data(leaf) and is_bad(jnp.asarray(leaf)):
+        if is_data(leaf) and is_bad(jnp.asarray(leaf)):
             return argument_error(leaf, path.partition(".")[2])
     return operation_error(with_labels(call.traced), call.data, line_now())
 
 
-def _is_data(leaf: object) -> bool:
+def is_data(leaf: object) -> TypeGuard[ArrayLike]:
+    """Whether jax takes a leaf of the arguments as data."""
     return is_array(leaf) or isinstance(leaf, (bool, int, float, complex))
 
 
-def _labeled_all(tree: PyTree, label: Labeling) -> Any:
-    def labeled(value: object) -> Any:
+def _labeled_all(tree: T, label: Labeling) -> T:
+    def labeled(value: T) -> T:
         if _is_folded(value):  # a module, as `transforms.jit` hands it on
             return fold(label(unfold(value)))
         return label(value) if is_node(value) else value
@@ -202,7 +207,7 @@ def watch_results(explain: Explain) -> Iterator[None]:
     finite = jax.jit(all_finite)
 
     def heard(
-        operation: Any,
+        operation: Primitive,
         params: Mapping[str, Any],
         operands: Sequence[Any],
         results: Sequence[Any],
@@ -216,7 +221,7 @@ def watch_results(explain: Explain) -> Iterator[None]:
 
 
 def _judge_operation(
-    operation: Any,
+    operation: Primitive,
     params: Mapping[str, Any],
     operands: Sequence[Any],
     results: Sequence[Any],
@@ -314,12 +319,12 @@ def all_finite(values: Sequence[Any]) -> Any:
     return jnp.isfinite(sum(each.astype(jnp.float32) for each in sums))
 
 
-def is_inexact(value: PyTree) -> bool:
+def is_inexact(value: ArrayLike) -> bool:
     """Whether a value can have NaN or infinities in it."""
-    return hasattr(value, "dtype") and jnp.issubdtype(value.dtype, jnp.inexact)
+    return hasattr(value, "dtype") and jnp.issubdtype(value.dtype, jnp.inexact)  # type: ignore
 
 
-def is_bad(value: PyTree) -> bool:
+def is_bad(value: ArrayLike) -> bool:
     """Whether NaN or an infinity is in a value."""
     return is_inexact(value) and not bool(jnp.isfinite(value).all())
 

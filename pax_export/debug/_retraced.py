@@ -10,18 +10,21 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import jax
 
 from pax_export._foundations.errors import RetracingWarning
-from pax_export._foundations.types import PyTree
-from pax_export.core import is_array, named_leaves, static_key, structure_differences
+from pax_export._foundations.types import ArrayLike
+from pax_export.core import named_leaves, static_key, structure_differences
 
 _SHOWN = 8
 
+P = ParamSpec("P")
+R = TypeVar("R")
 
-def why_retraced(function: Callable[..., Any]) -> Callable[..., Any]:
+
+def why_retraced(function: Callable[P, R]) -> Callable[P, R]:
     """Wraps a function so that each retrace issues a warning with its reason.
 
     It compares arguments as `jax.jit` does: their structure, with the static data of modules, and
@@ -52,7 +55,7 @@ def why_retraced(function: Callable[..., Any]) -> Callable[..., Any]:
     code = _code_of(function)
 
     @functools.wraps(function)
-    def wrapper(*args: object, **kwargs: object) -> Any:
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
         named = _named_arguments(function, args, kwargs)
         key, now = (
             _cache_key(named),
@@ -117,10 +120,10 @@ def _listen() -> None:
     jax.monitoring.register_event_duration_secs_listener(heard)
 
 
-def _numbers(tree: PyTree) -> dict[str, Any]:
+def _numbers(named: dict[str, Any]) -> dict[str, Any]:
     return {
         path: leaf
-        for path, leaf in named_leaves(tree)
+        for path, leaf in named_leaves(named)
         if isinstance(leaf, (bool, int, float, complex))
     }
 
@@ -160,8 +163,8 @@ def _named_arguments(function: Callable, args: tuple, kwargs: dict[str, Any]) ->
         return {str(number): value for number, value in enumerate(args)} | kwargs
 
 
-def _cache_key(tree: PyTree) -> Any:
-    leaves, treedef = jax.tree_util.tree_flatten(_abstract_tree(tree))
+def _cache_key(named: dict[str, Any]) -> Any:
+    leaves, treedef = jax.tree_util.tree_flatten(_abstract_tree(named))
     return treedef, tuple(map(static_key, leaves))
 
 
@@ -171,19 +174,15 @@ class _Shaped(str):
     __repr__ = str.__str__
 
 
-def _is_data(leaf: object) -> bool:
-    return is_array(leaf) or isinstance(leaf, (bool, int, float, complex))
-
-
-def _shaped(leaf: Any) -> _Shaped:
+def _shaped(leaf: ArrayLike) -> _Shaped:
     kind = jax.typeof(leaf)
     weak = " (weak: a Python number)" if getattr(kind, "weak_type", False) else ""
     return _Shaped(f"{kind.dtype}[{','.join(map(str, kind.shape))}]{weak}")
 
 
-def _abstract_tree(tree: PyTree) -> Any:
-    """The tree without its data, to be compared with later ones."""
-    return jax.tree_util.tree_map(lambda x: _shaped(x) if _is_data(x) else x, tree)
+def _abstract_tree(named: dict[str, Any]) -> dict[str, Any]:
+    """The arguments without their data, to be compared with later ones."""
+    return jax.tree_util.tree_map(lambda x: _shaped(x) if is_data(x) else x, named)
 
 
 def _differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
@@ -18,13 +18,15 @@ from pax_export._foundations.types import PyTree
 from pax_export.core import Module, describe_array, is_array, is_node, summary_lines
 from pax_export.nn import Lambda, function_name
 
+T = TypeVar("T")
 
-def identity(x: object) -> Any:
+
+def identity(x: T) -> T:
     """Returns ``x`` itself."""
     return x
 
 
-def as_module(function: Any) -> Module:
+def as_module(function: Callable[..., Any]) -> Module:
     """The module that a node applies, from a module or anything else that can be called."""
     if isinstance(function, type) and issubclass(function, Module):
         raise InvalidArgumentTypeError(
@@ -101,7 +103,7 @@ class Partial(_Adapter):
         keywords: the names of the keyword arguments.
     """
 
-    def __init__(self, func: Any, args: tuple, keywords: dict[str, Any]):
+    def __init__(self, func: Callable[..., Any], args: tuple, keywords: dict[str, Any]):
         super().__init__()
         self.func = func
         self.args = (*args, *keywords.values())

@@ -12,7 +12,7 @@ from pax_export._foundations.errors import (
     InvalidArgumentTypeError,
     NotPicklableError,
 )
-from pax_export._foundations.types import PyTree
+from pax_export._foundations.types import ArrayLike, PyTree
 from pax_export.core import Module, describe_array, is_array, pure
 from pax_export.graph._adapters import Spread, as_module, identity
 
@@ -107,7 +107,7 @@ class Node:
     def __array__(self, *_: object, **__: object) -> NoReturn:
         raise _not_a_value(self, _AS_ARRAY)
 
-    def _refuse_operator(self, other: object) -> NoReturn:
+    def _refuse_operator(self, other: Node | ArrayLike) -> NoReturn:
         raise _not_a_value(
             self, "(x | y) >> jax.numpy.add for x + y, (x | y) >> jax.numpy.multiply"
         )
@@ -187,7 +187,7 @@ class ArgsNode(Node):
         return _apply_node((self,), Spread(as_module(fn)), self.value)
 
 
-def _apply_node(parents: tuple[Node, ...], module: Module, value: object) -> Node:
+def _apply_node(parents: tuple[Node, ...], module: Module, value: PyTree) -> Node:
     try:
         return Node(parents, module, pure(module)(value))
     except Exception as error:  # of the function; raised again

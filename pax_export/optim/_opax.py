@@ -12,7 +12,7 @@ import functools
 import inspect
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import SOURCE_SUFFIXES, FileFinder, ModuleSpec, SourceFileLoader
 from types import ModuleType
@@ -23,7 +23,7 @@ import jax.numpy as jnp
 
 from pax_export import core
 from pax_export._foundations.optional import find
-from pax_export._foundations.types import ArrayLike, PyTree
+from pax_export._foundations.types import ArrayLike, DTypeLike
 from pax_export.core import is_array, remember_call, static_key
 from pax_export.optim._optax import opax_contents
 
@@ -78,17 +78,25 @@ class _OpaxLoader(SourceFileLoader):
                     names[name] = _one_result_for_equal_calls(value)
 
 
-def _import_opax(name: str, *args: PyTree, **kwargs: PyTree) -> Any:
-    return core if name == "pax" else builtins.__import__(name, *args, **kwargs)
+def _import_opax(
+    name: str,
+    variables: Mapping[str, Any] | None = None,
+    local: Mapping[str, Any] | None = None,
+    names: Sequence[str] = (),
+    level: int = 0,
+) -> types.ModuleType:
+    if name == "pax":
+        return core
+    return builtins.__import__(name, variables, local, names, level)
 
 
 class _Numpy(types.ModuleType):
     """`jax.numpy` as it was when opax was written."""
 
     @staticmethod
-    def array(*args: PyTree, **kwargs: PyTree) -> jax.Array:
+    def array(object: ArrayLike, dtype: DTypeLike | None = None) -> jax.Array:
         """Not weakly typed: ``jnp.array(0.0)`` as a state would be, for one step."""
-        array = jnp.array(*args, **kwargs)
+        array = jnp.array(object, dtype)
         return jnp.asarray(array, array.dtype)
 
     @staticmethod

@@ -104,7 +104,7 @@ def build_update_fn(loss_fn: Callable[..., Any], *, scan_mode: bool = False) -> 
             warnings.warn(_unchanged_state(model), stacklevel=2)
         return updated, optimizer, aux
 
-    def scan_update(model_and_optimizer: tuple[Module, Module], *inputs: Any) -> tuple[Any, Any]:
+    def scan_update(model_and_optimizer: tuple[Module, Module], *inputs: PyTree) -> tuple[Any, Any]:
         model, optimizer, aux = update(*model_and_optimizer, *inputs)
         return (model, optimizer), aux
 
