@@ -17,6 +17,7 @@ import jax
 from pax_export._foundations.errors import RetracingWarning
 from pax_export._foundations.types import ArrayLike
 from pax_export.core import named_leaves, static_key, structure_differences
+from pax_export.debug._nans import is_data
 
 _SHOWN = 8
 
