@@ -203,7 +203,7 @@ def cached_by_treedef(
 
     def decorate(function: Callable[[T, *Ts], R]) -> Callable[[T, *Ts], R]:
         @functools.lru_cache(maxsize=256)
-        def plan(treedef: TreeDef, arguments: tuple[Any, ...]) -> tuple[list[int], TreeDef] | None:
+        def plan(treedef: TreeDef, arguments: tuple[*Ts]) -> tuple[list[int], TreeDef] | None:
             stand_ins = [object() for _ in range(treedef.num_leaves)]
             numbers = {id(leaf): number for number, leaf in enumerate(stand_ins)}
             skeleton = tree_unflatten(treedef, stand_ins)

@@ -33,7 +33,6 @@ from pax_export.core._static import ModuleDef, StaticLeaf, intern_moduledef
 
 if TYPE_CHECKING:
     from pax_export._foundations.types import Array, TreeDef
-    from pax_export.core._mutable import MutationScope
 
 T = TypeVar("T")
 
@@ -61,7 +60,7 @@ class Node:
     """
 
     if TYPE_CHECKING:
-        _pax_owner: MutationScope | None
+        _pax_owner: Any  # a `MutationScope`, or None
 
     __slots__ = (
         "_pax_flat", "_pax_folded", "_pax_kinds", "_pax_owner", "__dict__", "__weakref__",

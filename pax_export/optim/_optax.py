@@ -18,7 +18,7 @@ from jax.tree_util import tree_leaves, tree_map, tree_map_with_path
 from pax_export._foundations.errors import InvalidArgumentTypeError, NotPicklableError
 from pax_export._foundations.jax import is_tracer
 from pax_export._foundations.optional import require
-from pax_export._foundations.types import ArrayLike, PyTree
+from pax_export._foundations.types import Array, ArrayLike, PyTree
 from pax_export.core import (
     Module,
     StateModule,
@@ -58,7 +58,7 @@ def optax_contents(self: Module) -> dict[str, Any]:
     return optimizer_contents(self, [name.removesuffix("State") for name in keep])
 
 
-def _flatten_chain(state: optax.OptState) -> list[Any]:
+def _flatten_chain(state: optax.OptState | None) -> list[Any]:
     """Returns the states of all rules; chains may be nested."""
     if type(state) is not tuple:
         return [state]
@@ -135,7 +135,7 @@ class OptaxOptimizer(StateModule):
         """
         known: dict[str, Any] = dict(named_leaves(self))
 
-        def of_leaf(path: tuple, leaf: jax.Array) -> jax.Array:
+        def of_leaf(path: tuple, leaf: Array) -> Array:
             old: Any = known.get(path_name(path))
             same = is_array(old) and old.shape == leaf.shape and old.dtype == leaf.dtype
             return old if same else leaf
@@ -151,7 +151,7 @@ class OptaxOptimizer(StateModule):
         optax = require("optax", "optax", "optax.lookahead")
         return optax.LookaheadParams(fast=params, slow=self.slow_params)
 
-    def _taken(self, updates: T | optax.LookaheadParams) -> T:
+    def _taken(self, updates: Any) -> Any:
         """The updates of the model's parameters; those of the slow ones are made here."""
         if self.slow_params is None:
             return updates
@@ -253,7 +253,7 @@ class KeyedTransformation:
     takes: frozenset[str] | None  # the extra arguments of ``update``; None if it takes any
     takes_slow: bool  # whether it wants its parameters twice, as `optax.lookahead` does
 
-    def __init__(self, source: Transformation | Callable[[], Transformation]):
+    def __init__(self, source: Any):
         self._source = source
         transformation = source() if _is_factory(source) else source
         if not callable(getattr(transformation, "init", None)) or not callable(
@@ -324,7 +324,7 @@ def _mentions_name(key: object, codes: frozenset[types.CodeType]) -> bool:
     return isinstance(key, types.CodeType) and key in codes
 
 
-def _is_factory(source: Transformation | Callable[[], Transformation]) -> bool:
+def _is_factory(source: object) -> bool:
     return callable(source) and not hasattr(source, "update")
 
 
@@ -362,7 +362,7 @@ def _content_of(cell: types.CellType, key: Callable[[Any], Any]) -> Any:
         return "empty"  # a variable that has no value yet
 
 
-def _array_key(array: jax.Array) -> Any:
+def _array_key(array: Any) -> Any:
     """Arrays are few and small here: a learning rate, a mask."""
     if jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key):
         array = jax.random.key_data(array)

@@ -159,7 +159,7 @@ def axes_of(
         return [axis for part in parts for axis in _of_part(prefix, part, state_axes)]
     if not isinstance(prefix, EmptyNode) and not jax.tree_util.all_leaves([prefix]):
         is_other = isinstance(prefix, list) and isinstance(tree, tuple)
-        items, level = one_level(tuple(prefix) if is_other else prefix)
+        items, level = one_level(tuple(prefix) if is_other else prefix)  # type: ignore[arg-type]
         below, level_of_tree = one_level(tree)
         if level == level_of_tree:
             return [
@@ -177,7 +177,7 @@ def axes_of(
     )
 
 
-def _of_part(prefix: int | StateAxes | None, part: Part, state_axes: StateAxes | None) -> Axes:
+def _of_part(prefix: Any, part: Part, state_axes: StateAxes | None) -> Axes:
     if not part.is_module:
         return [None if isinstance(prefix, StateAxes) else prefix]
     governing = prefix if isinstance(prefix, StateAxes) else state_axes

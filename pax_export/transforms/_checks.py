@@ -33,7 +33,7 @@ def check_arraylike(value: object, what: str, where: str, write: str) -> None:
 
 def checked_size(value: SupportsIndex | None, where: str) -> Any:
     """A number of calls, or None; it may be a symbolic dimension."""
-    if value is None or jax.export.is_symbolic_dim(value):
+    if value is None or jax.export.is_symbolic_dim(value):  # type: ignore[arg-type]
         return value
     name = where.split(".")[-1]
     return checked_integer(value, where, least=0, write=f"{name}=3")

@@ -64,7 +64,7 @@ def jit(
     donate_argnums: int | Sequence[int] | None = None,
     donate_argnames: str | Iterable[str] | None = None,
     keep_unused: bool = False,
-    device: jax.Device | None = None,
+    device: object = None,
     backend: str | None = None,
     inline: bool = False,
     abstracted_axes: None = None,
@@ -148,7 +148,11 @@ class Jitted(Generic[P, R]):
         self, fun: Callable[P, R], options: dict[str, Any], donate: bool, constraint: Constraint
     ):
         self.__wrapped__ = fun
-        names = () if is_node(fun) else ("__name__", "__qualname__", "__doc__", "__module__")
+        names = (
+            ()
+            if is_node(self.__wrapped__)
+            else ("__name__", "__qualname__", "__doc__", "__module__")
+        )
         for name in filter(functools.partial(hasattr, fun), names):
             setattr(self, name, getattr(fun, name))
         self._static = StaticArgs(fun, options["static_argnums"], options["static_argnames"])
