@@ -79,12 +79,14 @@ print(sorted(each.name for each in here.iterdir() if each.name.startswith(".")))
 
 @pytest.mark.parametrize("system", ["windows", "macos"])
 def test_everything_is_written_and_read(tmp_path, system):
-    start, work = tmp_path / "start", tmp_path / "work"
-    start.mkdir()
-    work.mkdir()
+    start, work, temporary = tmp_path / "start", tmp_path / "work", tmp_path / "temporary"
+    for folder in (start, work, temporary):
+        folder.mkdir()
     # Python runs it when it starts, also in the processes that validate.
     (start / "sitecustomize.py").write_text(
         f"from tests.foundations.files.other_system import pretend; pretend({system!r})"
     )
-    done = python("-c", CODE, work, system, env={"PYTHONPATH": f"{start}:{ROOT}"})
+    # Tests of this system beside it would remove temporaries without a lock, which Windows lacks.
+    env = {"PYTHONPATH": f"{start}:{ROOT}", "TMPDIR": str(temporary)}
+    done = python("-c", CODE, work, system, env=env)
     assert done.stdout.endswith("[]\n"), done.stdout
