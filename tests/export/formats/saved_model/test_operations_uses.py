@@ -110,3 +110,21 @@ def test_inputs_of_few_bits(tmp_path):
             to_saved_model(doubled, tmp_path / "m", spec("b, 3", dtype), operations="tensorflow")
         assert "test_operations_uses.py:" in error.value.where
     assert not _exported(doubled, tmp_path / "m", spec("b, 3", "float8_e4m3fn")).differs
+
+
+def test_xla_compiles_loops_that_write_into_an_array(tmp_path):
+    def run(x):
+        def write(turn, rows):
+            return jax.lax.dynamic_update_slice(rows, x[:, :1] * turn, (0, turn))
+
+        return jax.lax.fori_loop(0, 5, write, jnp.zeros((x.shape[0], 5)))
+
+    to_saved_model(
+        run, tmp_path / "m", spec("b, 3"), operations="tensorflow", validate=False, vjp_order=0
+    )
+    loaded = tf.saved_model.load(str(tmp_path / "m"))
+    x = random(2, 3)
+    for jit_compile in (False, True):
+        call = tf.function(loaded.signatures["serving_default"], jit_compile=jit_compile)
+        (found,) = call(x=tf.constant(x)).values()
+        assert_close(found, run(x), atol=1e-6)
