@@ -74,7 +74,7 @@ def _scan(equation: Equation) -> Callable[..., Any] | None:
         return None
     body = jaxpr_as_fun(jaxpr)
 
-    def scan(*operands: Any) -> list[Any]:
+    def scan(*operands: Array) -> list[Any]:
         held, start, rows = scan_operands(params, operands)
         spare = 0 if _is_one_at_least(length) else 1  # jax takes nothing of what may be empty
         kinds = [(each.shape, each.dtype) for each in jaxpr.out_avals[len(start) :]]

@@ -232,7 +232,7 @@ def computed(program: PortableProgram) -> PortableProgram:
     order = [*frontier, *program.inputs]
     left = _needed_after(program.jaxpr, set(order))
 
-    def run(*operands: object) -> list[Any]:
+    def run(*operands: Array) -> list[Any]:
         values = dict(zip(order, operands))
         values.update(zip(program.jaxpr.constvars, program.program.consts))
 

@@ -20,7 +20,7 @@ from pax_export._foundations.jaxpr import (
     is_literal,
     jaxpr_of,
 )
-from pax_export._foundations.types import Equation, TracedProgram
+from pax_export._foundations.types import Array, Equation, TracedProgram
 from pax_export.export.portable.program import evaluated
 from pax_export.precision.quantized import Form, plain_dot, plain_pointwise
 
@@ -77,7 +77,7 @@ def dequantized_ahead(
     for each in weights:
         structs[each.integers] = numbers_of(structs[each.integers], each.form)
 
-    def run(*operands: Any) -> list[Any]:
+    def run(*operands: Array) -> list[Any]:
         given: list[Any] = list(operands)
         for each in weights:
             given[each.integers] = _Numbers(given[each.integers], each.form)

@@ -25,7 +25,7 @@ from pax_export._foundations.jaxpr import (
     jaxpr_of,
     needed_equations,
 )
-from pax_export._foundations.types import Equation, PyTree, TracedProgram
+from pax_export._foundations.types import Array, Equation, PyTree, TracedProgram
 from pax_export.core import path_in
 from pax_export.export.portable.arithmetic import computed
 from pax_export.export.portable.fold import folded, padded_inside
@@ -54,7 +54,7 @@ def flattened(
         weights.extend([leaf] if place == len(weights) else [])
     inputs = jaxpr_of(program).invars[len(leaves) :]
 
-    def run(*operands: Any) -> list[Any]:
+    def run(*operands: Array) -> list[Any]:
         def constant(value: PyTree) -> Any:
             place = of_constant.get(id(value))
             return value if place is None else operands[place]
@@ -112,7 +112,7 @@ def _branch_of_platform(equation: Equation) -> Any:
 
 
 def _flat_body(body: PortableProgram) -> PortableProgram:
-    def run(*operands: Any) -> list[Any]:
+    def run(*operands: Array) -> list[Any]:
         return _inlined(body.program, operands)
 
     return replace(body, program=traced(run, body.jaxpr.invars))

@@ -25,7 +25,7 @@ from pax_export._foundations.jaxpr import (
     jaxpr_of,
 )
 from pax_export._foundations.jaxpr import needed_equations as needed
-from pax_export._foundations.types import DTypeLike, Equation, Jaxpr, TracedProgram
+from pax_export._foundations.types import Array, DTypeLike, Equation, Jaxpr, TracedProgram
 from pax_export.export.portable.sizes import is_number
 
 #: Primitives with inner programs that they do not only call.
@@ -74,11 +74,11 @@ class PortableProgram:
         """The variables that are not weights."""
         return self.jaxpr.invars[len(self.weights) :]
 
-    def run(self, *inputs: Any) -> list[Any]:
+    def run(self, *inputs: Array) -> list[Any]:
         """Runs the program in jax, for arrays of any sizes that fit: how passes are tested."""
         arrays = [each.array for each in self.weights]
 
-        def function(*operands: Any) -> list[Any]:
+        def function(*operands: Array) -> list[Any]:
             return evaluated(self.program, operands, _without_composites)
 
         structs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in self.jaxpr.invars]
@@ -101,7 +101,7 @@ class PortableProgram:
             taken: returns the array of a result of the program.
         """
 
-        def run(*operands: Any) -> list[Any]:
+        def run(*operands: Array) -> list[Any]:
             results = evaluated(self.program, [given(each) for each in operands], operate)
             return [taken(each) for each in results]
 

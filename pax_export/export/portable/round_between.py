@@ -46,7 +46,7 @@ def without_half(program: PortableProgram) -> PortableProgram:
         return program
     dtypes = [getattr(atom.aval, "dtype", None) for atom in program.jaxpr.outvars]
 
-    def run(*operands: Any) -> list[Any]:
+    def run(*operands: Array) -> list[Any]:
         made = _in_float32(program.program, operands)
         return [x.astype(dtype) for x, dtype in zip(made, dtypes)]
 

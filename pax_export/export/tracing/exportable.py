@@ -222,7 +222,9 @@ def leaf_struct(value: PyTree, name: str) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(value.shape, value.dtype, weak_type=weak)
 
 
-def with_train_mode(chosen: Exportable, model: PyTree, key: str, function: Any) -> Exportable:
+def with_train_mode(
+    chosen: Exportable, model: PyTree, key: str, function: Callable[..., Any] | str | None
+) -> Exportable:
     """Adds the first method in train mode, or a function that calls the model so."""
     owner, _ = unbind(model)
     (method, *_) = chosen.methods
@@ -352,7 +354,11 @@ class TrainStep:
 
     @classmethod
     def of(
-        cls, function: Any, optimizer: PyTree, inputs: PyTree, keys: Sequence[str]
+        cls,
+        function: Callable[..., Any] | str | None,
+        optimizer: PyTree,
+        inputs: PyTree,
+        keys: Sequence[str],
     ) -> TrainStep | None:
         if function is None:
             if optimizer is not None or inputs is not None:

@@ -91,7 +91,7 @@ def _choose(
     ]
 
 
-def _results_of(equation: Equation, *given: Any) -> list[Any]:
+def _results_of(equation: Equation, *given: Array) -> list[Any]:
     results = equation.primitive.bind(*given, **equation.params)
     return list(results) if equation.primitive.multiple_results else [results]
 

@@ -33,7 +33,7 @@ def check_loops_end(
     chains: list[tuple[Any, ...]] = []
 
     @jax.jit
-    def unfinished(most: Array | int, *given: Any) -> list[Any]:
+    def unfinished(most: Array | int, *given: Array) -> list[Any]:
         found, callers = list[Any](), list[Any]()
         chains.clear()
 

@@ -19,6 +19,7 @@ from pax_export._foundations.errors import (
 )
 from pax_export._foundations.files import checksums
 from pax_export._foundations.jax import Primitive
+from pax_export._foundations.types import Array
 from pax_export.export.artifact.arguments import Arguments, default_of
 from pax_export.export.artifact.report import REPORT_FILE, Report, read_report
 from pax_export.export.artifact.structure import rebuild
@@ -372,10 +373,10 @@ def _make_differentiable(exported: Exported, left: int, order: int, name: str) -
     run = jax.custom_batching.sequential_vmap(_flat_call(exported))
 
     @jax.custom_vjp
-    def call(*operands: object) -> tuple[Any, ...]:
+    def call(*operands: Array) -> tuple[Any, ...]:
         return run(*operands)
 
-    def forward(*operands: object) -> tuple[tuple, tuple]:
+    def forward(*operands: Array) -> tuple[tuple, tuple]:
         return call(*operands), operands
 
     def backward(operands: tuple, cotangents: tuple) -> tuple[Any, ...]:
@@ -403,7 +404,7 @@ def _make_differentiable(exported: Exported, left: int, order: int, name: str) -
 def _flat_call(exported: Exported) -> Flat:
     """Returns the function of flat operands and results; see `backward` for float0 results."""
 
-    def call(*given: Any) -> tuple[Any, ...]:
+    def call(*given: Array) -> tuple[Any, ...]:
         operands = [
             np.zeros(value.shape, _FLOAT0) if aval.dtype == _FLOAT0 else value
             for aval, value in zip(exported.in_avals, given)

@@ -22,6 +22,7 @@ from pax_export._foundations.errors import (
     first_line,
     named_line,
 )
+from pax_export._foundations.types import Array
 from pax_export.export.artifact import compatibility
 from pax_export.export.lowering.lower import Portable, portable
 from pax_export.export.lowering.refusals import named_refusals
@@ -118,7 +119,7 @@ def export_gradients(
 
 
 def _flat(function: Callable[..., Any], exported: Exported) -> Callable[..., Sequence[Any]]:
-    def flat(*values: Any) -> list[Any]:
+    def flat(*values: Array) -> list[Any]:
         args, kwargs = jax.tree_util.tree_unflatten(exported.in_tree, values)
         return jax.tree_util.tree_leaves(function(*args, **kwargs))
 
@@ -130,7 +131,7 @@ def _vjp_function(flat: Callable[..., Any], exported: Exported) -> Callable[...,
     """Returns the gradient function, with the operands and results of `Exported.vjp`."""
     count = len(exported.in_avals)
 
-    def gradient(*values: Any) -> Sequence[Any]:
+    def gradient(*values: Array) -> Sequence[Any]:
         given, cotangents = values[:count], values[count:]
         program = differentiable(jax.make_jaxpr(flat)(*given))
         return jax.vjp(jaxpr_as_fun(program), *given)[1](list(cotangents))
@@ -143,7 +144,7 @@ def _lowerable(
 ) -> Callable[..., Sequence[Any]]:
     """Returns the function, retraced so that jax lowers it for any size."""
 
-    def function(*values: Any) -> Sequence[Any]:
+    def function(*values: Array) -> Sequence[Any]:
         program = jax.make_jaxpr(flat)(*values)
         return tuple(jaxpr_as_fun(change(lowerable(program)))(*values))
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from pax_export._foundations.errors import UnsupportedOperationError
 from pax_export._foundations.jaxpr import jaxpr_operations
+from pax_export._foundations.types import Array
 from pax_export.export.artifact.dtypes import is_inexact
 from pax_export.export.artifact.report import ArrayInfo, SignatureInfo
 from pax_export.export.formats.stablehlo import exported as _exported
@@ -284,7 +285,7 @@ def _reference_function(
         state = dict(zip(new, results[count:]))
         return [outputs[name] for name in sorted(outputs)] + [state[k] for k in sorted(state)]
 
-    def run(*operands: Any) -> list[Any]:
+    def run(*operands: Array) -> list[Any]:
         values = {**known, **dict(zip(weights, operands))}
         leaves = {name: values[name] for name in of_leaf}
         return flat(leaves, dict(zip(inputs, operands[len(weights) :])))
@@ -324,7 +325,7 @@ def of_exported(key: str, exported: Exported, order: int) -> Function:
         constraints=constraints(structs_of(exported.in_avals)),
     )
 
-    def reference(*flat: Any) -> list[Any]:
+    def reference(*flat: Array) -> list[Any]:
         args, kwargs = jax.tree_util.tree_unflatten(exported.in_tree, flat)
         return jax.tree_util.tree_leaves(exported.call(*args, **kwargs))
 

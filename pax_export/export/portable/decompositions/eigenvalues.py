@@ -147,7 +147,7 @@ def _rotated(
     if count < 2:
         return state
 
-    def step(state: tuple[Array, ...], _: Any) -> Any:
+    def step(state: tuple[Array, ...], _: object) -> Any:
         cosine, sine = turn(state)
         return change(state, cosine, sine), None
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from pax_export._foundations.types import Array
+
 Decomposition = Callable[..., Any]
 
 #: By the name of the primitive: ``function(*operands, **parameters)``.
@@ -35,7 +37,7 @@ def decomposes(
     """
 
     def register(function: Decomposition) -> Decomposition:
-        def run(*operands: Any, **parameters: Any) -> Any:
+        def run(*operands: Array, **parameters: Any) -> Any:
             dtypes = {str(each.dtype) for each in operands}
             if not any_dtype and any(name.startswith("complex") for name in dtypes):
                 raise NotDecomposedError("of complex numbers")
