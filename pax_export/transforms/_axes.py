@@ -178,9 +178,10 @@ def axes_of(
 
 
 def _of_part(prefix: Any, part: Part, state_axes: StateAxes | None) -> Axes:
+    of_leaves = prefix if isinstance(prefix, StateAxes) else None
     if not part.is_module:
-        return [None if isinstance(prefix, StateAxes) else prefix]
-    governing = prefix if isinstance(prefix, StateAxes) else state_axes
+        return [prefix if of_leaves is None else None]
+    governing = state_axes if of_leaves is None else of_leaves
     return [prefix] * (part.stop - part.start) if governing is None else governing.of(part.value)
 
 
