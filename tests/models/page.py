@@ -30,6 +30,7 @@ RUNTIMES = {
     "saved_model": "TensorFlow",
     "bundle": "jax",
     "torch": "torch",
+    "torch_gradients": "torch.autograd",
 }
 _BESIDE = {"saved_model": "jax2tf", "onnx": "jax2onnx"}
 _TITLES = {
@@ -178,7 +179,8 @@ def _matrix(results: Results) -> Iterable[str]:
         "Node.js) read the ONNX file, each in a process of its own that is stopped after 110 "
         "seconds. Models that are called with NaN are written with `exact=True` for OpenVINO and "
         "IREE, whose `Relu`, `Clip` and maxima lose it, and those with `Gelu` for IREE, where it "
-        "is apart. torch runs the program in a process without jax. "
+        "is apart. torch runs the program in a process without jax; torch.autograd has the slopes of all "
+        "parameters and float inputs, of models that have some. "
         "*fixed*: with numbers in the place of "
         "symbolic sizes. `tox -e matrix` tries them, and writes this table; a dash is a model that "
         "was not tried; *last* is how many were tried on the last day, with the files of that day."

@@ -223,7 +223,7 @@ class TorchExporter(FormatExporter):
         marked = mark_trainable(model, self.trainable)
         outputs = (output for each in programs for output in each.outputs)
         is_float = any(dtypes.is_floating(each.dtype) for each in outputs)
-        # Integers have no derivative, and torch's `scan` asks for that of its state otherwise.
+        # Where all outputs are integers, nothing has a derivative.
         trains = self.trainable is not False and is_float
         store = Store(marked.leaves, (), trainable=trains)
         for each in programs:
