@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import abc
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -12,6 +13,7 @@ from jax import export as jax_export
 
 from pax_export._foundations.jax import scope_constraints
 from pax_export._foundations.types import Array, Aval, PyTree, Size
+from pax_export.export.artifact import dimensions
 
 _COMPARISON = re.compile(r"comparison '(.+)' (>=|<|>) '(.+)' is inconclusive")
 #: The largest number of comparisons that are assumed.
@@ -25,6 +27,67 @@ def is_number(size: Size | str) -> bool:
 def same_size(one: Size, other: Size) -> bool:
     """Returns whether two sizes are equal; jax prints equal symbolic ones alike."""
     return one == other if is_number(one) and is_number(other) else str(one) == str(other)
+
+
+def same_shape(one: Sequence[Size], other: Sequence[Size]) -> bool:
+    return len(one) == len(other) and all(map(same_size, one, other))
+
+
+class Broadcast(Protocol):
+    """A value that may have been broadcast: `thin` is what it was before, if it was."""
+
+    @property
+    def shape(self) -> Sequence[Any] | None: ...
+    @property
+    def thin(self) -> Any: ...
+
+
+def stay_thin(operands: Sequence[Broadcast]) -> list[bool]:
+    """Which operands of an operator that broadcasts may be as they were before they were broadcast.
+
+    The others must have the axes in which these are wide.
+    """
+    axes = [_wide_axes(each.shape or ()) for each in operands]
+    covered = set[int]().union(*(at for each, at in zip(operands, axes) if each.thin is None))
+    found: list[bool] = []
+    for each, at in zip(operands, axes):
+        found.append(each.thin is not None and at <= covered)
+        covered |= set() if found[-1] else at
+    return found
+
+
+def _wide_axes(shape: Sequence[Any]) -> set[int]:
+    """The axes that are not 1, counted from the last one."""
+    return {axis for axis, size in enumerate(reversed(shape)) if not same_size(size, 1)}
+
+
+class GraphSizes(abc.ABC):
+    """Sizes in a graph that is written: each is a number, or a value of the graph.
+
+    jax writes ``2*n + floordiv(m, 2)`` for a size; it is computed once.
+    """
+
+    def __init__(self) -> None:
+        self._variables: dict[str, Any] = {}
+        self._written: dict[str, Any] = {}
+
+    def of(self, size: Size) -> Any:
+        """A size as a number, or as a value of the graph."""
+        if is_number(size):
+            return int(size)
+        text = str(size)
+        if text not in self._written:
+            self._written[text] = dimensions.evaluate_over(text, self._variables, self._calculated)
+        return self._written[text]
+
+    def _calculated(self, operation: str, left: Any, right: Any) -> Any:
+        if is_number(left) and is_number(right):
+            return dimensions.NUMBERS[operation](left, right)
+        return self._calculate(operation, left, right)
+
+    @abc.abstractmethod
+    def _calculate(self, operation: str, left: Any, right: Any) -> Any:
+        """Adds the calculation of a size to the graph; one of the two is not a number."""
 
 
 def has_no_elements(array: Array | Aval) -> bool:

@@ -19,9 +19,9 @@ from pax_export.export.formats.onnx.values import (
     is_number,
     is_rounded,
     same_shape,
-    same_size,
 )
 from pax_export.export.portable import RuleTable
+from pax_export.export.portable.sizes import stay_thin
 from pax_export.export.validation.integers import Quantized
 
 if TYPE_CHECKING:
@@ -209,14 +209,10 @@ class GraphBuilder:
 
     def spread(self, *operands: Value) -> list[str]:
         """Returns names of operands that broadcast together, unbroadcast where possible."""
-        axes = [_wide_axes(each) for each in operands]
-        covered = set().union(*(at for each, at in zip(operands, axes) if each.thin is None))
-        names = []
-        for each, at in zip(operands, axes):
-            use_thin = each.thin is not None and at <= covered
-            names.append(each.thin if use_thin else each.name)
-            covered |= set() if use_thin else at
-        return names
+        return [
+            each.thin if thin and each.thin is not None else each.name
+            for each, thin in zip(operands, stay_thin(operands))
+        ]
 
     # Bodies.
 
@@ -341,8 +337,3 @@ def values_of(structs: Sequence[Any], names: Sequence[str]) -> list[Value]:
         Value(name, np.dtype(struct.dtype), tuple(struct.shape))
         for struct, name in zip(structs, names, strict=True)
     ]
-
-
-def _wide_axes(value: Value) -> set[int]:
-    """The axes of an array that are not 1, counted from the last one."""
-    return {i for i, size in enumerate(reversed(value.shape)) if not same_size(size, 1)}

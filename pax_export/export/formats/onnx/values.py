@@ -12,7 +12,9 @@ import numpy as np
 
 from pax_export._foundations.types import DTypeLike
 from pax_export.export.artifact import dimensions
+from pax_export.export.portable.sizes import GraphSizes
 from pax_export.export.portable.sizes import is_number as is_number
+from pax_export.export.portable.sizes import same_shape as same_shape
 from pax_export.export.portable.sizes import same_size as same_size
 
 _INTEGERS = {"int32": np.int32, "int64": np.int64, "uint32": np.int32, "uint64": np.int64}
@@ -65,13 +67,9 @@ def is_rounded(dtype: DTypeLike) -> bool:
     return np.dtype(dtype) != carrier(dtype)
 
 
-def same_shape(one: Sequence[Any], other: Sequence[Any]) -> bool:
-    return len(one) == len(other) and all(map(same_size, one, other))
-
-
 # --- Arithmetic on symbolic sizes in an ONNX graph -----------------------------------------------
-# jax writes ``2*n + floordiv(m, 2)``. A size is a number, or the name of an int64 array with one
-# element in the outermost graph, which subgraphs can also read.
+# A size is a number, or the name of an int64 array with one element in the outermost graph, which
+# subgraphs can also read.
 
 Node = Callable[..., str]
 Size = int | str
@@ -81,13 +79,12 @@ _OPERATORS = {
 }  # fmt: skip
 
 
-class OnnxSizes:
+class OnnxSizes(GraphSizes):
     """The sizes of one graph; `node` adds an operator to the outermost graph."""
 
     def __init__(self, node: Node):
+        super().__init__()
         self._node = node
-        self._variables: dict[str, Any] = {}
-        self._written: dict[str, Size] = {}
         self._shapes: dict[str, str] = {}
         self._negated: dict[Size, Size] = {}  # names of negative sizes -> the sizes
 
@@ -100,15 +97,6 @@ class OnnxSizes:
             if not is_number(size)
         ]
         self._variables = dimensions.solve_each(sizes, self._calculated)
-
-    def of(self, size: Any) -> Size:
-        """A size as a number, or as the name of an array with one element."""
-        if is_number(size):
-            return int(size)
-        text = str(size)
-        if text not in self._written:
-            self._written[text] = dimensions.evaluate_over(text, self._variables, self._calculated)
-        return self._written[text]
 
     def one(self, size: Any) -> Any:
         """A size as an array with one element: a constant, or a name."""
@@ -151,9 +139,7 @@ class OnnxSizes:
     def _array(self, size: Size) -> Any:
         return np.array([size], np.int64) if is_number(size) else size
 
-    def _calculated(self, operation: str, left: Size, right: Size) -> Size:
-        if isinstance(left, int) and isinstance(right, int):
-            return dimensions.NUMBERS[operation](left, right)
+    def _calculate(self, operation: str, left: Size, right: Size) -> Size:
         if operation == "neg":
             return self._negate_size(right)
         if operation in ("floordiv", "mod") and isinstance(right, int) and right < 0:

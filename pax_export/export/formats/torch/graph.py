@@ -23,8 +23,8 @@ from pax_export.export.formats.torch.values import (
     in_carrier,
     is_rounded_by_torch,
     is_wrapped,
-    wide_axes,
 )
+from pax_export.export.portable.sizes import stay_thin
 
 #: Constants of at most this many elements are written out in bodies of loops.
 _SMALL = 64
@@ -221,14 +221,10 @@ class TorchGraph:
 
     def spread_thin(self, *operands: TorchValue) -> list[Any]:
         """Operands that broadcast together, unbroadcast where possible; at most one a number."""
-        axes = [wide_axes(each) for each in operands]
-        covered = set().union(*(at for each, at in zip(operands, axes) if each.thin is None))
-        nodes = []
-        for each, at in zip(operands, axes):
-            use_thin = each.thin is not None and at <= covered
-            nodes.append(each.thin if use_thin else self._operand(each))
-            covered |= set() if use_thin else at
-        return nodes
+        return [
+            each.thin if thin else self._operand(each)
+            for each, thin in zip(operands, stay_thin(operands))
+        ]
 
     def spread_tensors(self, *operands: TorchValue) -> list[Any]:
         """The same, without numbers."""

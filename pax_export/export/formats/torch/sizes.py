@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from pax_export.export.artifact import dimensions
-from pax_export.export.formats.torch.values import is_number
+from pax_export.export.portable.sizes import GraphSizes, is_number
 
 _OPERATORS = {
     "add": operator.add, "sub": operator.sub, "mul": operator.mul, "mod": operator.mod,
@@ -16,13 +16,12 @@ _OPERATORS = {
 }  # fmt: skip
 
 
-class TorchSizes:
+class TorchSizes(GraphSizes):
     """The sizes of one graph; ``node(function, *arguments)`` adds a call to it."""
 
     def __init__(self, node: Callable[..., Any], functions: Callable[[str], Any]):
+        super().__init__()
         self._node, self._functions = node, functions
-        self.variables: dict[str, Any] = {}
-        self._written: dict[str, Any] = {}
 
     def read_variables(self, inputs: Iterable[tuple[Any, Sequence[Any]]]) -> None:
         """Reads the variables from the shapes of inputs, given by node."""
@@ -33,23 +32,12 @@ class TorchSizes:
             for axis, size in enumerate(shape)
             if not is_number(size)
         ]
-        self.variables = dimensions.solve_each(sizes, self._calculated)
-
-    def of(self, size: Any) -> Any:
-        """A size as a number or a node."""
-        if is_number(size):
-            return int(size)
-        text = str(size)
-        if text not in self._written:
-            self._written[text] = dimensions.evaluate_over(text, self.variables, self._calculated)
-        return self._written[text]
+        self._variables = dimensions.solve_each(sizes, self._calculated)
 
     def shape(self, sizes: Sequence[Any]) -> list[Any]:
         return [self.of(size) for size in sizes]
 
-    def _calculated(self, operation: str, left: Any, right: Any) -> Any:
-        if is_number(left) and is_number(right):
-            return dimensions.NUMBERS[operation](left, right)
+    def _calculate(self, operation: str, left: Any, right: Any) -> Any:
         if operation == "neg":
             return self._node(operator.neg, right)
         if operation in ("max", "min"):

@@ -6,7 +6,6 @@ are wrapped or rounded after each operation that may leave their range.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +14,7 @@ import numpy as np
 
 from pax_export.export.portable import RuleTable
 from pax_export.export.portable.sizes import is_number as is_number
+from pax_export.export.portable.sizes import same_shape as same_shape
 from pax_export.export.portable.sizes import same_size as same_size
 
 #: The rules that write primitives as calls of torch: functions ``rule(builder, *operands,
@@ -92,12 +92,3 @@ def in_carrier(array: np.ndarray) -> np.ndarray:
     kind = getattr(jax.numpy, name) if name == "bfloat16" else name
     with np.errstate(over="ignore"):
         return np.asarray(array).astype(kind)
-
-
-def same_shape(one: Sequence[Any], other: Sequence[Any]) -> bool:
-    return len(one) == len(other) and all(map(same_size, one, other))
-
-
-def wide_axes(value: TorchValue) -> set[int]:
-    """The axes of an array that are not 1, counted from the last one."""
-    return {i for i, size in enumerate(reversed(value.shape)) if not same_size(size, 1)}

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from pax_export.export.formats.onnx.graph import GraphBuilder, Operand, is_number, rule, same_size
+from pax_export.export.formats.onnx.graph import GraphBuilder, Operand, is_number, rule
 from pax_export.export.formats.onnx.values import Value, carrier
 from pax_export.export.portable.arithmetic import broadcast_array
 from pax_export.export.portable.decompositions.convolutions import is_plain_pad
+from pax_export.export.portable.sizes import same_size
 
 _BEFORE_ALL = np.array([np.iinfo(np.int64).min + 1], np.int64)
 

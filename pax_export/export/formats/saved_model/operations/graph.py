@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from pax_export.export.formats.saved_model.operations.operators import OPERATORS
-from pax_export.export.formats.saved_model.operations.sizes import GraphSizes
+from pax_export.export.formats.saved_model.operations.sizes import TensorSizes
 from pax_export.export.formats.saved_model.proto.nodes import (
     STRING,
     VARIANT,
@@ -25,7 +25,9 @@ from pax_export.export.formats.saved_model.proto.nodes import (
 )
 from pax_export.export.portable import NotInTargetError, ProgramConverter, RuleTable
 from pax_export.export.portable.sizes import is_number as is_number
+from pax_export.export.portable.sizes import same_shape as same_shape
 from pax_export.export.portable.sizes import same_size as same_size
+from pax_export.export.portable.sizes import stay_thin
 
 #: The rules that write primitives as operators: functions ``rule(builder, *operands,
 #: **parameters)`` of `Output`s and of the parameters of the primitive; `builder.results` has the
@@ -94,7 +96,7 @@ class NodeBuilder:
         self.differentiable = False  # whether TensorFlow differentiates it
         self.results: Sequence[Any] = ()  # its shapes and dtypes
         self.frame = self._root = Frame()
-        self.sizes = GraphSizes(self._in_root)
+        self.sizes = TensorSizes(self._in_root)
         self._library, self._name = library, name
         self._reshaped: dict[tuple[Frame | None, str], Output] = {}
         self._transposed: dict[tuple[Frame | None, str], tuple[Output, list[int]]] = {}
@@ -333,14 +335,7 @@ class NodeBuilder:
 
     def spread(self, *operands: Output) -> list[Output]:
         """Operands that broadcast together, unbroadcast where possible."""
-        axes = [_wide_axes(each.shape) for each in operands]
-        covered = set().union(*(at for each, at in zip(operands, axes) if each.thin is None))
-        found = []
-        for each, at in zip(operands, axes):
-            use_thin = each.thin is not None and at <= covered
-            found.append(each.thin if use_thin else each)
-            covered |= set() if use_thin else at
-        return found
+        return [each.thin if thin else each for each, thin in zip(operands, stay_thin(operands))]
 
 
 def _spec_of(tensor: Output) -> Spec:
@@ -363,12 +358,3 @@ def needed(nodes: Sequence[Message], wanted: Sequence[str]) -> list[Message]:
             kept.append(node)
             names.update(each.lstrip("^").split(":")[0] for each in node["input"])
     return kept[::-1]
-
-
-def same_shape(one: Sequence[Any], other: Sequence[Any]) -> bool:
-    return len(one) == len(other) and all(map(same_size, one, other))
-
-
-def _wide_axes(shape: Sequence[Any]) -> set[int]:
-    """The axes that are not 1, counted from the last one."""
-    return {axis for axis, size in enumerate(reversed(shape)) if not same_size(size, 1)}

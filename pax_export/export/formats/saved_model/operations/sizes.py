@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pax_export.export.artifact import dimensions
-from pax_export.export.portable.sizes import is_number
+from pax_export.export.portable.sizes import GraphSizes, is_number
 
 _OPERATORS = {
     "add": "AddV2", "sub": "Sub", "mul": "Mul", "div": "FloorDiv", "floordiv": "FloorDiv",
@@ -17,13 +17,12 @@ _OPERATORS = {
 }  # fmt: skip
 
 
-class GraphSizes:
+class TensorSizes(GraphSizes):
     """The sizes of one graph; `node` adds an operator to the outermost function."""
 
     def __init__(self, node: Callable[..., Any]):
+        super().__init__()
         self._node = node
-        self._variables: dict[str, Any] = {}
-        self._written: dict[str, Any] = {}
 
     def learn(self, inputs: Iterable[tuple[str, Any, Sequence[Any]]]) -> list[tuple[Any, Any, str]]:
         """Reads the variables from shapes of named inputs.
@@ -44,15 +43,6 @@ class GraphSizes:
         """Gives a variable another value, for all sizes that are computed from now on."""
         self._variables[variable] = value
         self._written = {key: x for key, x in self._written.items() if key.startswith("shape ")}
-
-    def of(self, size: Any) -> Any:
-        """A size as a number, or as a scalar."""
-        if is_number(size):
-            return int(size)
-        text = str(size)
-        if text not in self._written:
-            self._written[text] = dimensions.evaluate_over(text, self._variables, self._calculated)
-        return self._written[text]
 
     def scalar(self, size: Any) -> Any:
         found = self.of(size)
@@ -84,9 +74,7 @@ class GraphSizes:
             self._written[key] = make()
         return self._written[key]
 
-    def _calculated(self, operation: str, left: Any, right: Any) -> Any:
-        if isinstance(left, int) and isinstance(right, int):
-            return dimensions.NUMBERS[operation](left, right)
+    def _calculate(self, operation: str, left: Any, right: Any) -> Any:
         if operation == "neg":
             operation, left = "sub", 0
         both = (np.array(x, np.int32) if isinstance(x, int) else x for x in (left, right))
