@@ -178,11 +178,11 @@ def axes_of(
 
 
 def _of_part(prefix: Any, part: Part, state_axes: StateAxes | None) -> Axes:
-    of_leaves = prefix if isinstance(prefix, StateAxes) else None
-    if not part.is_module:
-        return [prefix if of_leaves is None else None]
-    governing = state_axes if of_leaves is None else of_leaves
-    return [prefix] * (part.stop - part.start) if governing is None else governing.of(part.value)
+    if isinstance(prefix, StateAxes):
+        return prefix.of(part.value) if part.is_module else [None]
+    if part.is_module and state_axes is not None:
+        return state_axes.of(part.value)
+    return [prefix] * (part.stop - part.start)
 
 
 # --- options ----------------------------------------------------------------------------

@@ -96,10 +96,13 @@ def remat(
 
 
 def _names_in(policy: Callable[..., Any] | None) -> set[str]:
-    """The names that a policy of jax was made for, also of two policies: its closure has them."""
+    """The names that a policy of jax was made for, also of two policies."""
     found: set[str] = set()
-    for cell in getattr(policy, "__closure__", None) or ():
-        value = cell.cell_contents
+    cells = getattr(policy, "__closure__", None) or ()
+    for value in (
+        *(cell.cell_contents for cell in cells),
+        *getattr(policy, "__dict__", {}).values(),
+    ):
         if isinstance(value, (set, frozenset)):
             found.update(name for name in value if isinstance(name, str))
         elif callable(value):

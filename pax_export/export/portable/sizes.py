@@ -71,7 +71,7 @@ class GraphSizes(abc.ABC):
         self._variables: dict[str, Any] = {}
         self._written: dict[str, Any] = {}
 
-    def of(self, size: Size) -> Any:
+    def of(self, size: Size | str) -> Any:
         """A size as a number, or as a value of the graph."""
         if is_number(size):
             return int(size)

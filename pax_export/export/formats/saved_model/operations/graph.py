@@ -335,7 +335,10 @@ class NodeBuilder:
 
     def spread(self, *operands: Output) -> list[Output]:
         """Operands that broadcast together, unbroadcast where possible."""
-        return [each.thin if thin else each for each, thin in zip(operands, stay_thin(operands))]
+        return [
+            each.thin if thin and each.thin is not None else each
+            for each, thin in zip(operands, stay_thin(operands))
+        ]
 
 
 def _spec_of(tensor: Output) -> Spec:
