@@ -215,7 +215,7 @@ def sum_rows(rows: Sequence[Row], uncounted: Sequence[str]) -> Iterator[str]:
     if parts["state"]:
         line += f", {parts['state']:,} elements of state"
     if parts["trainable"] and parts[""]:
-        line += f", {parts['']:,} elements that are not"
+        line += f", {parts['']:,} other elements"
     line += f", {bytes_text(root.bytes)}"
     if root.flops is not None:
         line += f"; {count_text(root.flops)} FLOPs a call"

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from pax_export._foundations.errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export._foundations.files import html_text
 from pax_export._foundations.types import DTypeLike
 
 #: What errors about inputs suggest.
@@ -24,6 +25,13 @@ class InputSpec:
     shape: str | tuple[int | str | None, ...]
     dtype: str
     name: str | None = None
+
+    def _repr_html_(self) -> str:
+        shape = self.shape
+        if not isinstance(shape, str):
+            shape = ", ".join("?" if size is None else str(size) for size in shape)
+        name = f"{self.name}: " if self.name else ""
+        return html_text.block("", html_text.grid((), [[f"{name}{self.dtype}[{shape}]"]]))
 
 
 def spec(
