@@ -253,7 +253,7 @@ class TorchGraph:
     def size_table(self) -> Any:
         """An array without elements that has all symbolic sizes, for bodies to read them."""
         if self.frame.table is None:
-            sizes = [self.sizes.variables[name] for name in self.variables]
+            sizes = [self.sizes.of(name) for name in self.variables]
             kind = self.kind_of(np.float32)
             self.frame.table = self("empty", [*sizes, 0], **kind)
         return self.frame.table
