@@ -325,16 +325,7 @@ def freeze_alone(module: M, states: bool) -> M:
 
 def freeze_arrays(module: M, paths: frozenset[str]) -> M:
     """Freezes some of a module's own arrays, too."""
-    frozen = frozen_of(module)
-    before = frozen.before_adapters
-    return with_frozen(
-        module,
-        replace(
-            frozen,
-            paths=frozen.paths | paths,
-            before_adapters=None if before is None else before | paths,
-        ),
-    )
+    return with_frozen(module, _with_paths(frozen_of(module), lambda own: own | paths))
 
 
 def unfreeze_alone(module: M) -> M:
@@ -345,17 +336,16 @@ def unfreeze_alone(module: M) -> M:
 def unfreeze_arrays(module: M, paths: frozenset[str]) -> M:
     """Unfreezes some of a module's own arrays; of one frozen whole, the others stay frozen."""
     frozen = frozen_of(module)
-    frozen_paths = frozenset(_own_arrays(module)) if frozen.whole else frozen.paths
+    if frozen.whole:
+        frozen = replace(frozen, whole=False, paths=frozenset(_own_arrays(module)))
+    return with_frozen(module, _with_paths(frozen, lambda own: own - paths))
+
+
+def _with_paths(frozen: Frozen, change: Callable[[frozenset[str]], frozenset[str]]) -> Frozen:
+    """Changes what is frozen, and what will be when adapters are removed."""
     before = frozen.before_adapters
-    return with_frozen(
-        module,
-        replace(
-            frozen,
-            whole=False,
-            paths=frozen_paths - paths,
-            before_adapters=None if before is None else before - paths,
-        ),
-    )
+    after = None if before is None else change(before)
+    return replace(frozen, paths=change(frozen.paths), before_adapters=after)
 
 
 def _own_arrays(module: Node) -> list[str]:

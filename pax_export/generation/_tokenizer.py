@@ -182,14 +182,15 @@ class Tokenizer:
         """
         folder = directory.absolute(folder)
         stale_temporaries.sweep(folder)
+        files = self.files()
         try:
             with directory.temporary_sibling(folder / "tokenizer.json") as temporary:
-                for name, content in self.files().items():
+                for name, content in files.items():
                     (temporary / name).write_bytes(content)
                 disk.sync(temporary)
                 for file in sorted(temporary.iterdir()):
                     file.replace(folder / file.name)
-            for name in _OVERRIDING - self.files().keys():
+            for name in _OVERRIDING - files.keys():
                 (folder / name).unlink(missing_ok=True)
         except ExportPathError:
             raise
