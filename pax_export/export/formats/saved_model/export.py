@@ -216,7 +216,7 @@ class _SavedModelExporter(FormatExporter):
     def _lower(self) -> Lower:
         if self.operations != "tensorflow":
             return lower_traced
-        return partial(lower_to_graph, trains=self.trainable is not False and not self.processes)
+        return partial(lower_to_graph, trains=self.trainable is not False)
 
     @property
     def processes(self) -> bool:

@@ -244,6 +244,48 @@ def test_tensorflow_differentiates_the_graph_itself(tmp_path):
     assert_close(second.gradient(slopes, given), curved, rtol=1e-5)
 
 
+def _turns(params, x):
+    """A loop over rows, from the last one, with a branch."""
+
+    def turn(state, row):
+        waved = lambda h: jnp.tanh(h * params["w"] + row)  # noqa: E731
+        state = jax.lax.cond(row.sum() > 0, waved, jnp.sin, state)
+        return state, state * row
+
+    state, rows = jax.lax.scan(turn, jnp.ones(3), x, reverse=True)
+    state = jax.lax.fori_loop(0, 3, lambda _, h: jnp.sin(h) * params["w"], state)
+    return state + (rows**2).sum(0)
+
+
+def test_loops_and_processors_have_derivatives_of_any_order(tmp_path):
+    model, twice = ({"w": jnp.full(3, 0.7)}, _turns), lambda y: y * 2.0
+    report = _exported(model, tmp_path / "m", spec("t, 3"), trainable=True, postprocess=twice)
+    assert report.signatures["serving_default"].differentiated_by == "TensorFlow"
+    loaded = tf.saved_model.load(str(tmp_path / "m"))
+    x = np.array([[0.1, 0.5, -0.2], [-0.4, -0.3, 0.1], [0.2, 0.3, 0.4]], np.float32)
+    wanted = lambda x: twice(_turns(model[0], x)).sum()  # noqa: E731
+
+    def found(x):
+        (y,) = loaded.signatures["serving_default"](x=x).values()
+        return tf.reduce_sum(y)
+
+    for _ in range(3):
+        found, wanted = _slope(found), (lambda x, f=wanted: jax.grad(f)(x).sum())
+        assert_close(found(tf.constant(x)), wanted(x), rtol=1e-5)
+
+
+def _slope(function):
+    """The sum of the slopes of a function of one tensor."""
+
+    def slope(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = function(x)
+        return tf.reduce_sum(tape.gradient(y, x))
+
+    return slope
+
+
 @pytest.mark.parametrize("mode", ["fill", "clip"])
 def test_slopes_of_indices_out_of_range_are_those_of_jax(mode, tmp_path):
     def taken(params, x):

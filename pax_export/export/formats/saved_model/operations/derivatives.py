@@ -39,7 +39,7 @@ def _differentiates(equation: Any) -> bool:
     name, params = equation.primitive.name, equation.params
     if name.startswith("custom_"):
         return function_of_jax(equation) in RELUS
-    if wrapped_program(equation) is not None:
+    if wrapped_program(equation) is not None or name in ("scan", "cond"):
         return all(map(differentiates, inner_programs(equation)))
     if any(_is_complex(atom) for atom in (*equation.invars, *equation.outvars)):
         return False

@@ -17,7 +17,13 @@ from pax_export.export.formats.saved_model.operations.graph import (
     is_number,
     rule,
 )
-from pax_export.export.formats.saved_model.proto.nodes import VARIANT, FunctionName, dtype_number
+from pax_export.export.formats.saved_model.proto.nodes import (
+    ANY,
+    VARIANT,
+    FunctionName,
+    Spec,
+    dtype_number,
+)
 from pax_export.export.portable.decompositions.control import is_of_one
 
 #: Run in the graph around them, as TensorFlow writes its own, and not each turn as a call.
@@ -86,16 +92,20 @@ def _loop(
 ) -> list[Output]:
     names, captured = builder.library(going, turn, passes=[turn])
     given = [*map(builder.tensor, state), *captured]
-    told = dict(zip(("cond", "body"), map(FunctionName, names)))
+    told: dict[str, Any] = dict(zip(("cond", "body"), map(FunctionName, names)))
     ends = [*results, *given[len(results) :]]
-    told = {"T": _numbers(given), **told, **_IN_GRAPH}
+    shapes = [ANY if each.shape is None else Spec.of(each).shape for each in ends]
+    told |= {"T": _numbers(given), "output_shapes": shapes, **_IN_GRAPH}
     made = builder.add("StatelessWhile", given, ends, **told)
     return made[: len(results)]
 
 
 @rule("scan")
 def scan(builder: NodeBuilder, *operands: Output, **told: Any) -> list[Output]:
-    """A loop over lists of tensors."""
+    """A loop over lists of tensors.
+
+    First of its operands are the turn and their number, which TensorFlow's derivative reads.
+    """
     (consts, state, rows), results = scan_operands(told, operands), builder.results
     length, reverse, count = told["length"], told["reverse"], len(state)
     size = builder.tensor(builder.sizes.scalar(length))
@@ -110,15 +120,15 @@ def scan(builder: NodeBuilder, *operands: Output, **told: Any) -> list[Output]:
     taken = [
         builder("TensorListFromTensor", row, _known(shape)) for row, shape in zip(rows, shapes)
     ]
-    begun = [builder.tensor(0), *state, *lists]
-    structs = [_INDEX, *results[:count], *(_Handle for _ in stacks)]
+    begun = [builder.tensor(0), size, *state, *lists]
+    structs = [_INDEX, _INDEX, *results[:count], *(_Handle for _ in stacks)]
     with builder.function(structs) as going:
-        going.results = [builder("Less", going.arguments[0], size)]
+        going.results = [builder("Less", *going.arguments[:2])]
     with builder.function(structs) as turn:
-        index, *carried = turn.arguments
+        index, last, *carried = turn.arguments
         place = index
         if reverse:
-            place = builder("Sub", builder("Sub", size, 1), index)
+            place = builder("Sub", builder("Sub", last, 1), index)
         pieces = [
             builder("TensorListGetItem", each, place, _known(shape), element_dtype=row.dtype)
             for each, row, shape in zip(taken, rows, shapes)
@@ -129,8 +139,8 @@ def scan(builder: NodeBuilder, *operands: Output, **told: Any) -> list[Output]:
             builder("TensorListSetItem", handle, place, each)
             for handle, each in zip(carried[count:], made[count:])
         ]
-        turn.results = [builder("AddV2", index, 1), *made[:count], *stored]
-    found = _loop(builder, begun, structs, going, turn)[1:]
+        turn.results = [builder("AddV2", index, 1), last, *made[:count], *stored]
+    found = _loop(builder, begun, structs, going, turn)[2:]
     stacked = [
         builder(
             "TensorListStack",
