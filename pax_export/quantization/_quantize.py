@@ -163,7 +163,8 @@ def quantize(
         net, at = net.root, net
     found = _of_module(net, at) if isinstance(net, Module) else _of_pair(net, at, calls)
     before = found.whole
-    arrays, targets, left = _trained_and_others(found, train)
+    wanted = _IntegerOptions(bits, group, scheme, rounding, budget, train)
+    arrays, targets, left = _trained_and_others(found, wanted)
     fallbacks: dict[str, str] = {}
     sensitivity: Mapping[str, float] = {}
     of_weights = dict.fromkeys(targets, bits)
@@ -233,8 +234,25 @@ def _sizes(net: _Net) -> dict[str, int]:
     return {name: leaf.nbytes for name, leaf in named_leaves(net.whole) if is_array(leaf)}
 
 
+class _IntegerOptions(NamedTuple):
+    """The options that decide what integers become."""
+
+    bits: int
+    group: int | None
+    scheme: str
+    rounding: str
+    budget: float | None
+    train: bool
+
+    def change(self, form: Form) -> bool:
+        """Whether they ask for other integers than those of a trained weight."""
+        new = self.train or self.rounding != "nearest" or self.budget is not None
+        like = ((8, form.bits), (None, form.group), ("symmetric", form.scheme))
+        return new or any(own not in known for own, known in zip(self[:3], like))
+
+
 def _trained_and_others(
-    net: _Net, train: bool
+    net: _Net, wanted: _IntegerOptions
 ) -> tuple[Arrays, dict[str, QuantizableArray], dict[str, str]]:
     """The arrays of rounded weights, the weights to be quantized, and why others are not."""
     arrays: Arrays = {}
@@ -250,12 +268,12 @@ def _trained_and_others(
                 "quantization.dequantize(net) first",
             )
         if isinstance(target.weight, RoundedArray):
-            if train:
+            if wanted.change(target.weight.form):
                 raise QuantizationError(
-                    f"The net is already trained with {target.weight.form.bits} bits.",
+                    "The integers of this weight are trained, and stay as they are.",
                     where=target.name,
-                    got=repr(target.weight),
-                    write="quantize(net) of the trained net, or train=True for the net before",
+                    got=f"{target.weight!r}, and other options of quantize",
+                    write="quantize(net) of the trained net, or these options for the net before",
                 )
             arrays[target.name] = target.weight.quantized()
         elif why := why_not(target):

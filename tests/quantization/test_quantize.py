@@ -315,8 +315,13 @@ def test_training_through_rounding():
 
 def test_a_net_in_training_is_not_quantized_otherwise():
     training, _ = quantize(net(), bits=4, train=True)
-    with refused(errors.QuantizationError, where="modules.0.weight"):
-        quantize(training, bits=4, train=True)
+    for options in (
+        {"bits": 4, "train": True}, {"rounding": "gptq"}, {"bits": 4, "scheme": "asymmetric"},
+        {"scheme": "float"}, {"budget": 0.1},
+    ):  # fmt: skip
+        with refused(errors.QuantizationError, "RoundedArray", where="modules.0.weight"):
+            quantize(training, [X], **options)
+    assert {leaf.bits for leaf in quantize(training, bits=4)[1].leaves} == {4}
 
 
 class Own(pax.ParameterModule):

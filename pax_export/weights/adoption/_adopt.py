@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import jax
@@ -13,13 +11,10 @@ import numpy as np
 
 from pax_export._foundations.errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._foundations.types import AnyMesh, Array, ArrayLike, DTypeLike, PyTree
-from pax_export.core import Module, escape_step, next_rng_key, pure
+from pax_export.core import Module, next_rng_key, pure
 from pax_export.sharding import RulesLike, shardings_of_leaves
 from pax_export.weights._save_load import leaves_by_name, require_shape
 from pax_export.weights.adoption import _refusals
-from pax_export.weights.adoption._array_transforms import Piece, apply_piece
-from pax_export.weights.adoption._groups import Group
-from pax_export.weights.adoption._layers import Layer
 from pax_export.weights.adoption._options import Options, options_of
 from pax_export.weights.adoption._parametrized import file_names
 from pax_export.weights.adoption._place import LeafReader, constant_leaf, keep_leaf, require_kinds
@@ -214,45 +209,7 @@ def choose_only_way(study: Study, source: Source) -> Choice:
     if len(found) != 1:
         raise _refusals.ambiguity_error(study, source)
     (choice,) = found.values()
-    _refuse_doubled(choice, source)
     return choice
-
-
-def _refuse_doubled(choice: Choice, source: Source) -> None:
-    """Refuses two equal layers for two places, unless both have the names of their targets."""
-    seen: dict[tuple, list[tuple[Layer, Group]]] = {}
-    for layer, group in choice.pairs:
-        if group.name != layer.name and group.within is None:
-            seen.setdefault(layer.signature, []).append((layer, group))
-    for several in seen.values():
-        by_beginning: dict[bytes, list[tuple[Layer, Group]]] = {}
-        for layer, group in several if len(several) > 1 else ():
-            rows = [_first_row(source, piece) for piece in group.parts.values()]
-            if any((row != row.reshape(-1)[:1]).any() for row in rows):  # zeros are like zeros
-                beginning = b"|".join(np.ascontiguousarray(row).tobytes() for row in rows)
-                by_beginning.setdefault(beginning, []).append((layer, group))
-        for alike in by_beginning.values():
-            for (one, group), (other, second) in itertools.combinations(alike, 2):
-                if _equal_arrays(group, second, source):
-                    raise _refusals.equal_arrays_error(
-                        source, (group.path, second.path), (one.path, other.path)
-                    )
-
-
-def _first_row(source: Source, piece: Piece) -> np.ndarray:
-    """Returns the beginning of an array, or of the selected part of it."""
-    if piece.take is not None:
-        part = apply_piece(source.entries[piece.source].read(), piece)
-        return part[(slice(0, 1),) * (part.ndim - 1)]
-    return source.entries[piece.source].read_part((slice(0, 1),) * (len(piece.shape) - 1))
-
-
-def _equal_arrays(one: Group, other: Group, source: Source) -> bool:
-    return set(one.parts) == set(other.parts) and all(
-        apply_piece(source.entries[piece.source].read(), piece).tobytes()
-        == apply_piece(source.entries[theirs.source].read(), theirs).tobytes()
-        for piece, theirs in ((one.parts[role], other.parts[role]) for role in one.parts)
-    )
 
 
 @dataclass(eq=False)
@@ -329,17 +286,11 @@ def report_of(
 def _possible_study(
     net: PyTree, origin: object, file: Source, options: Options
 ) -> tuple[Study, Source]:
-    """A study with a way to fill the module; raises, with patterns for ``ignore=`` that help."""
+    """A study with a way to fill the module; an error that lists what has no counterpart."""
     study, version = best_study(net, origin, file, options)
-    if study.possible:
-        return study, version
-
-    def possible(patterns: tuple[str, ...]) -> bool:
-        less = replace(options, ignore=(*options.ignore, *patterns))
-        return bool(best_study(net, origin, file, less)[0].possible)
-
-    unknown = [name for name in version.entries if name not in study.ignored]
-    raise _refusals.impossible_error(study, version, ways_out(unknown, possible))
+    if not study.possible:
+        raise _refusals.impossible_error(study, version)
+    return study, version
 
 
 def plan_of(
@@ -348,47 +299,3 @@ def plan_of(
     """The one way from a source to a module, to be gone back, and the version of the source."""
     study, version = _possible_study(net, like, source, options)
     return report_of(study, version, choose_only_way(study, version), leaves_by_name(net)), version
-
-
-#: The largest number of starting points that are tried.
-_MOST = 12
-
-
-def ways_out(
-    names: Sequence[str], possible: Callable[[tuple[str, ...]], bool]
-) -> list[tuple[str, ...]]:
-    """Patterns of names to ignore, one list for each net that fits without the others."""
-    parts = _split_beginnings(names)
-    nets = [at for at in parts if _is_net(at, parts)]
-    nets = sorted(nets, key=lambda at: -len(parts[at]))[:_MOST]
-    one = [(_pattern_below(at),) for at in nets]
-    found = [patterns for patterns in one if possible(patterns)]
-    if found or len(nets) != len(parts) or len(nets) < 3:
-        return found
-    most = [tuple([_pattern_below(at) for at in nets if at != unchanged]) for unchanged in nets]
-    return [patterns for patterns in most if possible(patterns)]
-
-
-def _split_beginnings(names: Sequence[str]) -> dict[str, list[str]]:
-    """Groups names by the prefix at which they differ."""
-    steps = [re.findall(r"[^./:]+", name) for name in names]
-    for depth in range(1, max(map(len, steps), default=0)):
-        found: dict[str, list[str]] = {}
-        for each in steps:
-            found.setdefault(".".join(each[:depth]), []).append(".".join(each[depth:]))
-        if len(found) > 1:
-            return found
-    return {}
-
-
-def _is_net(at: str, parts: dict[str, list[str]]) -> bool:
-    """Whether the arrays under a prefix may be a net: several layers, or like another part."""
-    mine = parts[at]
-    layers = {name.rpartition(".")[0] for name in mine}
-    return len(layers) > 1 or any(
-        set(mine) == set(names) for other, names in parts.items() if other != at and layers != {""}
-    )
-
-
-def _pattern_below(beginning: str) -> str:
-    return ".".join(escape_step(step) for step in beginning.split(".")) + ".**"

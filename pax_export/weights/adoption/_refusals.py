@@ -36,10 +36,8 @@ def _group_text(group: Group) -> str:
     return ", ".join(f"{piece.source}{_shape_text(piece.shape)}" for piece in group.parts.values())
 
 
-def impossible_error(
-    study: Study, source: Source, enough: Sequence[tuple[str, ...]] = ()
-) -> AdoptionError:
-    """The error of a study without a possible hypothesis; `enough` are patterns to ignore."""
+def impossible_error(study: Study, source: Source) -> AdoptionError:
+    """The error of a study without a possible hypothesis."""
     best = min(
         study.impossible, key=lambda each: len(each.outcome.missing) + len(each.outcome.left)
     )
@@ -72,20 +70,14 @@ def impossible_error(
         "The arrays of the source do not match the module:\n" + _shorten_lines(lines),
         where=source.where,
         got=f"{len(source.entries)} arrays, read as {best.origin} keeps them",
-        write=_what_to_write(missing, rest, enough),
+        write=_what_to_write(missing, rest),
     )
     error.missing = tuple(dict.fromkeys(missing))
     error.left = tuple(name for group in rest for name in group.arrays)
     return error
 
 
-def _what_to_write(
-    missing: Sequence[str], left: Sequence[Group], enough: Sequence[tuple[str, ...]]
-) -> str:
-    if enough:
-        shown = [f'"{each[0]}"' if len(each) == 1 else str(list(each)) for each in enough]
-        ways = " or ".join(f"ignore={each}".replace("'", '"') for each in shown)
-        return f"{ways}, whichever net is not wanted: the rest of the file then has its place"
+def _what_to_write(missing: Sequence[str], left: Sequence[Group]) -> str:
     hints = []
     if missing and not left and all(path.rpartition(".")[2] == "bias" for path in missing):
         paths = "**.bias" if len(missing) > 1 else missing[0]
@@ -265,16 +257,3 @@ def no_agreement_error(source: Source, tried: int, nearest: float, most: int) ->
         write=("rename= for some of them, to reduce the possible assignments" if more else
                "the module, eval mode and eps of norms of the reference, or the matching file"),
     )  # fmt: skip
-
-
-def equal_arrays_error(
-    source: Source, names: tuple[str, str], paths: tuple[str, str]
-) -> AdoptionError:
-    """Returns the error for two equal arrays with two targets that their names do not explain."""
-    return AdoptionError(
-        "Two equal arrays of the source would fill two leaves.",
-        where=source.where,
-        got=f"{names[0]} for {paths[0]}, {names[1]} for {paths[1]}",
-        write="rename= for both, if the net has one array at both places; ignore= for one, if it "
-        "is there twice",
-    )
