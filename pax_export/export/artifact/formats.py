@@ -79,6 +79,9 @@ def values(option: str) -> list[str]:
     return list(dict.fromkeys(each for each in found if isinstance(each, str)))
 
 
+#: The file of a SavedModel with requests that TensorFlow Serving answers at the start.
+WARMUP_REQUESTS = "assets.extra/tf_serving_warmup_requests"
+
 #: Options of several formats, as `argparse` has them.
 PLATFORMS: Mapping[str, Any] = {
     "flag": "--platform",

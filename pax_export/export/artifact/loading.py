@@ -25,7 +25,6 @@ from pax_export.export.artifact.screening import screen
 
 #: TensorFlow looks at every byte of the arrays itself: the index has a checksum of each.
 _INDEX, _ASSETS = "variables/variables.index", "assets"
-_WARMUP = "assets.extra/tf_serving_warmup_requests"
 _COPY = "a copy of it, as it was written"
 
 
@@ -72,7 +71,7 @@ def check_sums(path: Path) -> None:
 
 def write_sums(directory: Path) -> None:
     """Writes the hashes of a SavedModel, of all that TensorFlow does not look at itself."""
-    more = [name for name in (CARD_NAME, _WARMUP) if (directory / name).is_file()]
+    more = [name for name in (CARD_NAME, formats.WARMUP_REQUESTS) if (directory / name).is_file()]
     checksums.write(directory, files=_of_saved_model(directory) + more)
 
 

@@ -1,6 +1,6 @@
 """SavedModels."""
 
-from pax_export.export.artifact.formats import ORDERS, PLATFORMS, Format
+from pax_export.export.artifact.formats import ORDERS, PLATFORMS, WARMUP_REQUESTS, Format
 
 SAVED_MODEL = Format(
     name="saved_model",
@@ -46,7 +46,7 @@ SAVED_MODEL = Format(
         "variables/variables.index",
         "variables/variables.data-*-of-*",
         "pax_export_retarget.json",
-        "assets.extra/tf_serving_warmup_requests",
+        WARMUP_REQUESTS,
     ),
     plain_path=True,
 )

@@ -17,12 +17,12 @@ from pax_export._foundations.errors import InvalidArgumentError, InvalidArgument
 from pax_export._foundations.wire import Map, Schema, masked_crc32c
 from pax_export.export.artifact import dimensions
 from pax_export.export.artifact.dtypes import numpy_dtype
+from pax_export.export.artifact.formats import WARMUP_REQUESTS
 from pax_export.export.artifact.report import SignatureInfo
 from pax_export.export.formats.saved_model.proto.nodes import Spec
 from pax_export.export.formats.saved_model.proto.schemas import TENSOR
 from pax_export.export.validation.serve import Arrays
 
-FILE = "assets.extra/tf_serving_warmup_requests"
 #: The requests of one signature, by the label of their sizes.
 Requests = dict[str, Arrays]
 _MOST = 1000  # of TensorFlow Serving
@@ -104,7 +104,7 @@ def _request_inputs(info: SignatureInfo, sizes: Mapping[str, int], example: Arra
 def write_requests(directory: Path, requests: Mapping[str, Requests]) -> None:
     if not requests:
         return
-    file = directory / FILE
+    file = directory / WARMUP_REQUESTS
     file.parent.mkdir()
     with file.open("wb") as out:
         for record in _encode_requests(requests):

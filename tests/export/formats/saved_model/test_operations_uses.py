@@ -8,7 +8,7 @@ import pytest
 import pax_export as pax
 from pax_export.errors import UnsupportedOperationError
 from pax_export.export import load, spec, to_saved_model
-from pax_export.export.formats.saved_model.warmup import FILE
+from pax_export.export.artifact.formats import WARMUP_REQUESTS
 from tests.closeness import assert_close
 from tests.export.formats.saved_model.test_operations import _exported, _operators
 from tests.export.models import random
@@ -98,7 +98,7 @@ def test_methods_over_shared_variables_in_a_session(tmp_path):
             (given,), (wanted,) = signature.inputs.values(), signature.outputs.values()
             assert_close(session.run(wanted.name, {given.name: x}), getattr(net, key)(x), atol=1e-6)
     assert len(report.variables) == 2
-    assert len(list(tf.data.TFRecordDataset(str(tmp_path / "m" / FILE)))) == 4
+    assert len(list(tf.data.TFRecordDataset(str(tmp_path / "m" / WARMUP_REQUESTS)))) == 4
 
 
 def test_inputs_of_few_bits(tmp_path):

@@ -8,7 +8,7 @@ import pax_export as pax
 from pax_export._foundations.wire import Memory, Message, MessageFields
 from pax_export.errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export.export import spec, to_saved_model
-from pax_export.export.formats.saved_model.warmup import FILE
+from pax_export.export.artifact.formats import WARMUP_REQUESTS
 from tests.refusals import refused
 
 tf = pytest.importorskip("tensorflow")
@@ -17,7 +17,7 @@ TensorProto = pytest.importorskip("tensorflow.core.framework.tensor_pb2").Tensor
 
 def requests(folder):
     """The signature and the tensors of each request, as TensorFlow reads them."""
-    for record in tf.data.TFRecordDataset(str(folder / FILE)):
+    for record in tf.data.TFRecordDataset(str(folder / WARMUP_REQUESTS)):
         log = MessageFields(Message(Memory(record.numpy())))
         (request,) = (MessageFields(each) for each in MessageFields(*log.messages(6)).messages(1))
         tensors = {}
@@ -44,9 +44,9 @@ def test_each_signature_gets_a_request_of_each_size(tmp_path):
         ("add", {"n": ("int32", [1, 1]), "x": ("float32", [1, 2])}),
         ("add", {"n": ("int32", [8, 1]), "x": ("float32", [8, 2])}),
     ]
-    assert FILE in (tmp_path / "m" / "SHA256SUMS").read_text()
+    assert WARMUP_REQUESTS in (tmp_path / "m" / "SHA256SUMS").read_text()
     pax.export.load(tmp_path / "m")
-    (tmp_path / "m" / FILE).write_bytes(b"")
+    (tmp_path / "m" / WARMUP_REQUESTS).write_bytes(b"")
     with refused(pax.errors.ExportPathError, "hash"):
         pax.export.load(tmp_path / "m")
 

@@ -90,14 +90,14 @@ class NodeBuilder:
     of tensors. Dtypes among attributes are found by the table of operators.
     """
 
-    def __init__(self, library: list[Message], name: str, converter: ProgramConverter):
+    def __init__(self, converter: ProgramConverter, differentiable: bool):
         self.inline, self.call = converter.convert, converter.call
         self.operation = ""  # what is being written
-        self.differentiable = False  # whether TensorFlow differentiates it
+        self.differentiable = differentiable  # by TensorFlow
         self.results: Sequence[Any] = ()  # its shapes and dtypes
         self.frame = self._root = Frame()
         self.sizes = TensorSizes(self._in_root)
-        self._library, self._name = library, name
+        self.functions: list[Message] = []
         self._reshaped: dict[tuple[Frame | None, str], Output] = {}
         self._transposed: dict[tuple[Frame | None, str], tuple[Output, list[int]]] = {}
         self._count = 0
@@ -259,8 +259,8 @@ class NodeBuilder:
             inside = [frame.captured.get(x, f"unused_{at}") for at, x in enumerate(captured)]
             given = [dataclasses.replace(x, name=n, frame=frame) for n, x in zip(inside, captured)]
             self._count += 1
-            names.append(f"{self._name}_{self._count}")
-            body = Body(self._library, names[-1], stateful=False)
+            names.append(f"_{self._count}")
+            body = Body(self.functions, names[-1], stateful=False)
             for each in (*frame.arguments, *given):
                 body.argument(each.name, _spec_of(each))
             body.extend(needed(frame.nodes, own))
@@ -274,11 +274,10 @@ class NodeBuilder:
         with self._in(frame):
             return list(map(self._name_of, tensors))
 
-    def finish(self, body: Body, results: Sequence[Output]) -> list[str]:
-        """Adds the nodes of the outermost function to a body; returns the names of results."""
+    def finish(self, results: Sequence[Output]) -> tuple[list[Message], list[str]]:
+        """Returns the nodes of the outermost function, and the names of results."""
         ends = list(map(self._name_of, results))
-        body.extend(needed(self._root.nodes, ends))
-        return ends
+        return needed(self._root.nodes, ends), ends
 
     # Checks of arguments.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from pax_export.export.formats.saved_model.operations.graph import (
     NodeBuilder,
     Output,
 )
-from pax_export.export.formats.saved_model.proto.nodes import Body
+from pax_export.export.formats.saved_model.proto.nodes import Body, Message
 from pax_export.export.lowering.lower import Lowered, Portable
 from pax_export.export.portable import (
     NotInTargetError,
@@ -79,10 +79,16 @@ def lower_to_graph(
     kept_places += held.values()
     structs = (*traced.structs, *map(dtypes.struct_of, traced.constants))
     operands = tuple(at.get(variable, -1) for variable in program.jaxpr.invars)
-    graph = OperationsGraph(
-        program, structs, results, tuple(kept_places), operands, names or {}, held, trains
-    )
-    graph.write(Body([], "trial"), [f"operand_{place}" for place in kept_places])
+    try:
+        graph = _GraphWriter(
+            program, structs, results, tuple(kept_places), operands, names or {}, held, trains
+        ).write()
+    except NotInTargetError as error:
+        raise UnsupportedOperationError(
+            f"TensorFlow cannot express {error}.", write=_WRITE
+        ) from error
+    except NotWrittenError as error:
+        raise refuse_operation("TensorFlow", error, "", _WRITE, _OTHER) from error
     empty = Portable(b"", compatibility.TARGETS[0])
     made = Lowered(empty, graph.kept, traced.constants, results, tuple(platforms), graph=graph)
     return dataclasses.replace(made, differentiates=trains)
@@ -90,70 +96,72 @@ def lower_to_graph(
 
 @dataclass(frozen=True)
 class OperationsGraph:
-    """A program whose weights are constants, and the operands of a function that it takes."""
+    """Operations that a function of a SavedModel consists of."""
+
+    kept: tuple[int, ...]  # the operands that it reads or checks
+    nodes: Sequence[Message]
+    results: Sequence[str]
+    functions: Sequence[Message]  # of its loops and branches
+
+    def write(self, body: Body, tensors: Sequence[str]) -> list[str]:
+        """Adds the operations to a function; returns the names of its results.
+
+        `tensors` are the names of the kept operands.
+        """
+        names = dict(zip(map(_operand, self.kept), tensors))
+        body.include(self.nodes, self.functions, names)
+        return [names.get(result, result) for result in self.results]
+
+
+def _operand(place: int) -> str:
+    return f"operand_{place}"
+
+
+@dataclass
+class _GraphWriter:
+    """Writes a program whose weights are constants, and the operands of a function."""
 
     program: PortableProgram
-    structs: tuple[Any, ...]  # of all operands, as jax has them
-    results: tuple[Any, ...]
+    structs: Sequence[Any]  # of all operands, as jax has them
+    results: Sequence[Any]
     kept: tuple[int, ...]  # the operands that it reads or checks
-    operands: tuple[int, ...]  # the operand of each variable of the program; -1 for a constant
+    operands: Sequence[int]  # the operand of each variable of the program; -1 for a constant
     names: Mapping[int, str]  # of the operands that it checks
     held: Mapping[int, int]  # the operands of arrays in the program, by `id`
     differentiable: bool  # write operations whose derivative is that of jax
 
-    def write(self, body: Body, tensors: Sequence[str], checked: Collection[str] = ()) -> list[str]:
-        """Adds the operations to a function; returns the names of its results.
-
-        `tensors` are the names of the kept operands; the shapes of those `checked` are compared
-        with what the program takes.
-        """
-        try:
-            return _GraphWriter(body, self, dict(zip(self.kept, tensors)), checked).write()
-        except NotInTargetError as error:
-            raise UnsupportedOperationError(
-                f"TensorFlow cannot express {error}.", write=_WRITE
-            ) from error
-        except NotWrittenError as error:
-            raise refuse_operation("TensorFlow", error, "", _WRITE, _OTHER) from error
-
-
-class _GraphWriter:
-    def __init__(
-        self, body: Body, graph: OperationsGraph, names: Mapping[int, str], checked: Collection[str]
-    ):
-        self._body, self._names, self._checked = body, names, checked
-        self._graph = graph
+    def __post_init__(self) -> None:
         self._rows: dict[str, Any] = {}  # sizes that may be 0, while one row is computed
         self._converter = ProgramConverter(RULES, self._constant, self._by_rule, exact=False)
-        self._builder = NodeBuilder(body.library, body.name, self._converter)
+        self._builder = NodeBuilder(self._converter, self.differentiable)
 
-    def write(self) -> list[str]:
-        graph, builder = self._graph, self._builder
-        builder.operation, builder.differentiable = "inputs", graph.differentiable
-        taken = self._operands = {place: self._taken(place) for place in self._names}
+    def write(self) -> OperationsGraph:
+        builder = self._builder
+        builder.operation = "inputs"
+        taken = self._operands = {place: self._taken(place) for place in self.kept}
         symbolic = [
-            (graph.names.get(place, ""), x, dtypes.stored(graph.structs[place]).shape)
+            (self.names.get(place, ""), x, dtypes.stored(self.structs[place]).shape)
             for place, x in taken.items()
         ]
         taken = self._checks(builder.sizes.learn(symbolic), taken)
         taken = self._operands = self._with_rows(taken)
         operands: list[Any] = []
-        for at, place in enumerate(graph.operands):
+        for at, place in enumerate(self.operands):
             if place >= 0:
                 operands += self._parts(place, taken.get(place))
             else:
-                operands += map(builder.literal, in_parts(graph.program.weights[at].array))
-        found = iter(self._converter.write(graph.program.program, operands))
+                operands += map(builder.literal, in_parts(self.program.weights[at].array))
+        found = iter(self._converter.write(self.program.program, operands))
         builder.operation = "outputs"
-        results = [self._given(struct, found) for struct in graph.results]
-        return builder.finish(self._body, results)
+        nodes, results = builder.finish([self._given(struct, found) for struct in self.results])
+        return OperationsGraph(self.kept, nodes, results, builder.functions)
 
     def _taken(self, place: int) -> Output:
         """An operand, in the dtype that TensorFlow has for it."""
-        struct, builder = dtypes.stored(self._graph.structs[place]), self._builder
-        name = self._names[place]
-        tensor = Output(name, np.dtype(struct.dtype), tuple(struct.shape), builder.frame)
-        if name not in self._checked:
+        struct, builder = dtypes.stored(self.structs[place]), self._builder
+        shape = tuple(struct.shape)
+        tensor = Output(_operand(place), np.dtype(struct.dtype), shape, builder.frame)
+        if place not in self.names:
             return tensor
         sizes = [size if isinstance(size, int) else -1 for size in struct.shape]
         made = builder("EnsureShape", tensor, shape={"dim": [{"size": size} for size in sizes]})
@@ -163,18 +171,18 @@ class _GraphWriter:
         self, pairs: Sequence[tuple[Any, Any, str]], taken: dict[int, Output]
     ) -> dict[int, Output]:
         """Lets a call fail whose arrays have sizes that do not fit each other, or constraints."""
-        checked = {place for place in taken if self._names[place] in self._checked}
+        checked = set(self.names)
         if not checked:
             return taken
         builder, sizes = self._builder, self._builder.sizes
         checks = [builder.check("Equal", text, *pair) for *pair, text in pairs]
-        for text in constraints(self._graph.structs[place] for place in checked):
+        for text in constraints(self.structs[place] for place in self.names):
             left, relation, right = dimensions.sides(text)
             both = sizes.of(left), sizes.of(right)
             checks.append(builder.check(_RELATIONS[relation], f"sizes: not {text}", *both))
-        jaxpr = self._graph.program.jaxpr
+        jaxpr = self.program.jaxpr
         read = uses(jaxpr)
-        used = {p for variable, p in zip(jaxpr.invars, self._graph.operands) if read[variable]}
+        used = {p for variable, p in zip(jaxpr.invars, self.operands) if read[variable]}
         checks += [taken[place].name.split(":")[0] for place in checked - used]
         if not checks:
             return taken
@@ -185,11 +193,11 @@ class _GraphWriter:
 
         In TensorFlow 2.21, a convolution of no images has the shape of the images (oneDNN).
         """
-        if "conv_general_dilated" not in jaxpr_primitives(self._graph.program.program):
+        if "conv_general_dilated" not in jaxpr_primitives(self.program.program):
             return taken
         builder, sizes = self._builder, self._builder.sizes
         shapes = [list(map(str, x.shape)) for x in taken.values()]
-        results = [set(map(str, each.shape)) for each in self._graph.results]
+        results = [set(map(str, each.shape)) for each in self.results]
         every = {size for shape in shapes for size in shape}
         for name in filter(str.isidentifier, sorted(every)):
             alone = all(name not in dimensions.names(size) for size in every - {name})
@@ -221,7 +229,7 @@ class _GraphWriter:
 
     def _parts(self, place: int, tensor: Output | None) -> list[Any]:
         """The operands of the program for one of the function: of real numbers, and words."""
-        struct = self._graph.structs[place]
+        struct = self.structs[place]
         is_complex = not is_key(struct.dtype) and np.dtype(struct.dtype).kind == "c"
         if tensor is None:  # which nothing reads
             return [None] * (1 + is_complex)
@@ -230,7 +238,7 @@ class _GraphWriter:
             parts = (self._builder(each, tensor, Tout=half) for each in ("Real", "Imag"))
             return [dataclasses.replace(each, shape=tensor.shape) for each in parts]
         if not is_key(struct.dtype) and tensor.dtype != np.dtype(struct.dtype):
-            of = self._graph.names.get(place, "a weight")
+            of = self.names.get(place, "a weight")
             raise NotInTargetError(f"arrays of {np.dtype(struct.dtype).name}, as {of}")
         return [tensor]
 
@@ -243,7 +251,7 @@ class _GraphWriter:
         return self._builder("Complex", one, other, Tout=np.dtype(struct.dtype))
 
     def _constant(self, value: Any) -> Output:
-        if (place := self._graph.held.get(id(value))) is not None:
+        if (place := self.held.get(id(value))) is not None:
             return self._operands[place]
         return self._builder.literal(getattr(value, "val", value))
 

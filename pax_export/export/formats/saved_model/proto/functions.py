@@ -14,7 +14,6 @@ the loaded model again.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -146,15 +145,9 @@ def _add_read(body: Body, operand: Operand, spec: Spec) -> str:
     return f"{operand.name}:value:0"
 
 
-def _run_module(
-    body: Body,
-    lowered: Lowered,
-    given: list[str],
-    dtypes: list[Dtype],
-    checked: Collection[str] = (),
-) -> list[str]:
+def _run_module(body: Body, lowered: Lowered, given: list[str], dtypes: list[Dtype]) -> list[str]:
     if lowered.graph is not None:
-        return lowered.graph.write(body, given, checked)
+        return lowered.graph.write(body, given)
     results = list(map(Spec.of, lowered.results))
     # A module for several platforms takes the index of the current one.
     platforms = lowered.platforms[: 1 if lowered.neutral else None]
@@ -273,9 +266,7 @@ class SignatureWriter:
         module = self._modules[order]
         given = [tensors[operand] for operand in module.operands]
         dtypes = [self._spec_of(operand).dtype for operand in module.operands]
-        inputs = [tensors[each] for each in module.operands if each.kind == "input"]
-        checked = () if order else inputs
-        results = _run_module(body, module.lowered, given, dtypes, checked)
+        results = _run_module(body, module.lowered, given, dtypes)
         if module.lowered.differentiates:
             return results
         if order + 1 == len(self._modules):

@@ -122,7 +122,7 @@ class Body:
     """
 
     def __init__(self, library: list[Message], name: str, stateful: bool = True):
-        self.library, self.name = library, name
+        self._library, self._name = library, name
         self._signature: Message = {"name": name, "is_stateful": stateful}
         self._signature |= {"input_arg": [], "output_arg": [], "control_output": []}
         self._nodes: list[Message] = []
@@ -147,6 +147,21 @@ class Body:
         """Adds nodes that were written elsewhere."""
         self._nodes.extend(nodes)
 
+    def include(
+        self, nodes: Iterable[Message], functions: Iterable[Message], tensors: Mapping[str, str]
+    ) -> None:
+        """Adds nodes that were written elsewhere, with functions, whose names follow its own.
+
+        `tensors` are other names of inputs of the nodes.
+        """
+        for each in functions:
+            signature = {**each["signature"], "name": self._name + each["signature"]["name"]}
+            inside = [_with_functions_of(self._name, node) for node in each["node_def"]]
+            self._library.append({**each, "signature": signature, "node_def": inside})
+        for node in nodes:
+            given = [tensors.get(each, each) for each in node["input"]]
+            self._nodes.append({**_with_functions_of(self._name, node), "input": given})
+
     def call(
         self, name: str, function: str, given: Mapping[str, Spec], results: Iterable[Spec]
     ) -> None:
@@ -164,3 +179,18 @@ class Body:
     def result(self, name: str, tensor: str, spec: Spec) -> None:
         self._signature["output_arg"].append({"name": name, "type": spec.dtype})
         self._function["ret"][name] = tensor
+
+
+def _with_functions_of(name: str, node: Message) -> Message:
+    """A node that calls functions whose names follow this one."""
+    attributes = {key: _after(name, value) for key, value in node["attr"].items()}
+    return {**node, "attr": attributes}
+
+
+def _after(name: str, attribute: Message) -> Message:
+    called = attribute.get("list", attribute).get("func")
+    if called is None:
+        return attribute
+    if isinstance(called, list):
+        return {"list": {"func": [{"name": name + each["name"]} for each in called]}}
+    return {"func": {"name": name + called["name"]}}
