@@ -188,7 +188,7 @@ def trace_one(model: Exportable, method: ModelMethod, inputs: Inputs) -> Program
     _check_sizes(inputs)
     stored = [dtypes.stored(struct) for struct in structs]
     arrays = [*(each.value for each in model.leaves), *inputs.flat]
-    with all_frames(), symbolic_errors(run, structs, inputs):
+    with all_frames(), symbolic_errors(inputs):
         while True:
             try:  # jax keeps the trace of `run` itself
                 traced = trace(lambda operands: run(operands), stored)

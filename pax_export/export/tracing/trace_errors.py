@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import linecache
-import math
 import re
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +21,9 @@ from pax_export._foundations.errors import (
 )
 from pax_export._foundations.tracebacks import hide_frames
 from pax_export.export import symbolic_numpy
-from pax_export.export.artifact import dimensions
-from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.exportable import layer_of
 from pax_export.export.tracing.inputs import Inputs
 from pax_export.export.tracing.source_lines import is_users
-from pax_export.export.tracing.traced import is_of_size, trace_with_sizes
 
 #: How to put a net of other libraries into eval mode.
 EVAL_MODE = (
@@ -50,10 +44,8 @@ _NOBODYS = (str(_PACKAGE / "export"), str(_PACKAGE / "_foundations"), contextlib
 
 
 @contextlib.contextmanager
-def symbolic_errors(
-    function: Callable, structs: Sequence[jax.ShapeDtypeStruct], inputs: Inputs
-) -> Iterator[None]:
-    """Explains an error that does not occur with numbers in place of symbolic dimensions."""
+def symbolic_errors(inputs: Inputs) -> Iterator[None]:
+    """Says which inputs, sizes and lines an error of the model is about."""
     try:
         yield
     except PaxError:
@@ -62,13 +54,11 @@ def symbolic_errors(
         hide_frames(error)
         if type(error).__name__ == "TraceContextError":  # of flax.nnx
             raise _changed_from_inside(error) from error
-        retrace = partial(_error_with, function, structs, inputs)
-        if inputs.dimensions and _is_of_sizes(error, inputs, retrace):
-            raise _of_sizes(error, inputs, retrace) from error
+        if inputs.dimensions and _OF_SIZES.search(f"{type(error).__name__}: {error}"):
+            raise _of_sizes(error, inputs.dimensions) from error
         if isinstance(error, OF_VALUES):
             raise TracedValueError(
-                "The model looks at the value of an array, as a Python `if`, `while`, float() or "
-                f"numpy do, and an export is made without values: {first_line(error)}.",
+                f"The model looks at the value of an array: {first_line(error)}.",
                 where=_place_of(error),
                 write="jax.numpy.where or jax.lax.cond for `if`, jax.lax.while_loop for `while`, "
                 "jax.numpy for numpy",
@@ -78,66 +68,42 @@ def symbolic_errors(
         raise
 
 
-#: Returns the error of a trace with these constraints and sizes, None if there is none.
-Retrace = Callable[..., Exception | None]
+#: jax's words for sizes, and the expressions that only symbolic sizes have.
+_OF_SIZES = re.compile(
+    r"Inconclusive|symbolic dimension|polymorphism|_DimExpr|non-constant size|"
+    r"\b(?:min|max|floordiv|mod)\([^()]*[A-Za-z]",
+    re.IGNORECASE,
+)
+_COMPARED = re.compile(r"comparison '(.+?)' ([<>]=?) '(.+?)' is inconclusive")
+_EXTREME = re.compile(r"\b(?:min|max)\(([^(),]+)(,) ([^(),]+)\)")
+_DIVIDED = re.compile(r"\b(?:floordiv|mod)\(([^(),]*), (?:- )?(\d+)\)")
+#: What to write for a size where jax takes a number, by its words.
+_INSTEAD = {
+    "interpreted as an integer": "x.shape[0] for len(x)",
+    "valid indices": "jax.numpy.asarray(size) as the index",
+}
 
 
-def _error_with(
-    function: Callable,
-    structs: Sequence[jax.ShapeDtypeStruct],
-    inputs: Inputs,
-    constraints: Sequence[str] = (),
-    sizes: Mapping[str, object] | None = None,
-) -> Exception | None:
-    try:
-        scope = jax.export.SymbolicScope((*inputs.constraints, *constraints))
-        given = [_resized(dtypes.stored(each), scope, sizes or {}) for each in structs]
-        trace_with_sizes(lambda: jax.eval_shape(function, given), given)
-    except Exception as error:  # of jax, or of the model
-        return error
-    return None
-
-
-def _resized(
-    struct: jax.ShapeDtypeStruct, scope: jax.export.SymbolicScope, sizes: Mapping[str, object]
-) -> jax.ShapeDtypeStruct:
-    """Returns a struct with its symbolic sizes in another scope, some of them replaced."""
-    texts = [
-        re.sub(r"[a-zA-Z_]\w*", lambda name: f"{sizes.get(name[0], name[0])}", str(size))
-        for size in struct.shape
+def _of_sizes(error: Exception, names: Sequence[str]) -> SymbolicDimensionError:
+    text = str(error)
+    found = [*_constraints(text), *_multiples(text, names)]
+    about = [
+        [name for name in names if re.search(rf"\b{name}\b", t)] for t in ("".join(found), text)
     ]
-    shape = jax.export.symbolic_shape(", ".join(texts), scope=scope)
-    return jax.ShapeDtypeStruct(shape, struct.dtype)
-
-
-def _is_of_sizes(error: Exception, inputs: Inputs, retrace: Retrace) -> bool:
-    return type(error).__name__ == "InconclusiveDimensionOperation" or any(
-        retrace(sizes=numbers) is None for numbers in _some_numbers(inputs)
-    )
-
-
-def _some_numbers(inputs: Inputs) -> Iterator[dict[str, int]]:
-    """Numbers for the dimensions that constraints allow: small ones, and multiples of many."""
-    for first, step in ((4, 2), (840, 840)):
-        numbers = {name: first + step * at for at, name in enumerate(inputs.dimensions)}
-        if all(dimensions.holds(text, numbers) for text in inputs.constraints):
-            yield numbers
-    if inputs.constraints:
-        shapes = [dtypes.shape_of(each.struct) for each in inputs.flat]
-        yield from dimensions.choose(shapes, inputs.constraints)
-
-
-def _of_sizes(error: Exception, inputs: Inputs, retrace: Retrace) -> SymbolicDimensionError:
-    named = _words(str(error), inputs) or list(inputs.dimensions)
-    proposed, error = _proposal(error, named, retrace)
-    guilty = _words(proposed, inputs) or named
-    names = ", ".join(guilty)
+    named = about[0] or about[1] or list(names)
     explained = SymbolicDimensionError(
-        f"The size of the dimension {names} must be known here: {first_line(error)}",
+        f"The size of the dimension {', '.join(named)} must be known here: {first_line(error)}",
         where=_place_of(error),
-        got=f"the symbolic dimension {names}",
-        write=f"{_as_symbolic(error)}{proposed}a number instead of "
-        f"{' or '.join(map(repr, guilty))} in its spec; or operations that support every size",
+        got=f"the symbolic dimension {', '.join(named)}",
+        write="; or ".join(
+            [
+                *(advice for words, advice in _INSTEAD.items() if words in text),
+                *_counterparts(error),
+                *found,
+                f"a number instead of {' or '.join(map(repr, named))} in its spec",
+                "operations that support every size",
+            ]
+        ),
     )
     for note in getattr(error, "__notes__", ()):
         if not note.startswith("-----"):  # jax's own, of frames that it hides
@@ -145,121 +111,47 @@ def _of_sizes(error: Exception, inputs: Inputs, retrace: Retrace) -> SymbolicDim
     return explained
 
 
-def _words(text: str, inputs: Inputs) -> list[str]:
-    return [name for name in inputs.dimensions if re.search(rf"\b{name}\b", text)]
-
-
-#: Functions that have no derivative along a symbolic size, but have one in `symbolic_numpy`.
-_DERIVED_THERE = re.compile("prod|cum|solve|fft|conv|max|min")
 _DERIVATIVES = {"grad", "hessian", "jacfwd", "jacrev", "jvp", "value_and_grad", "vjp"}
 
 
-def _as_symbolic(error: Exception) -> str:
-    """Returns what to write for a function or index of jax that accepts no symbolic size."""
-    if "valid indices" in str(error):
-        return "jax.numpy.asarray(size) as the index; or "
-    called = list(_called_functions(error))
-    name = called[0] if called else ""
-    if name == "len" and "interpreted as an integer" in str(error):
-        return "x.shape[0] for len(x); or "
-    if name not in symbolic_numpy.__all__ and _DERIVED_THERE.search(name):
-        name = next((outer for outer in called if outer in _DERIVATIVES), "")
-    found = name in symbolic_numpy.__all__
-    return f"symbolic_numpy.{name} of pax_export.export; or " if found else ""
+def _counterparts(error: Exception) -> list[str]:
+    """The function of `symbolic_numpy` for the one that was called, or that differentiates it."""
+    known = set(symbolic_numpy.__all__)
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if _is_of_model(frame.filename) and frame.lineno and frame.colno is not None:
+            line = linecache.getline(frame.filename, frame.lineno)[frame.colno :]
+            called = re.match(r"(?:\w+\.)*(\w+)\(", line)
+            if called and called[1] in known:
+                return [f"symbolic_numpy.{called[1]} of pax_export.export"]
+            known &= _DERIVATIVES
+    return []
 
 
-def _called_functions(error: Exception) -> Iterator[str]:
-    """The names of the functions that the model was calling, from the innermost call."""
-    for each in reversed(traceback.extract_tb(error.__traceback__)):
-        if _is_of_model(each.filename) and each.lineno and each.colno is not None:
-            line = linecache.getline(each.filename, each.lineno).encode()[each.colno :].decode()
-            called = re.match(r"[\w.]*\.(?=\w)|", line)
-            yield re.match(r"\w*", line[called.end() if called else 0 :])[0]  # type: ignore[index]
+def _constraints(text: str) -> list[str]:
+    """The two constraints, each of which decides the first comparison in an error of jax."""
+    for size, order, bound in [*_COMPARED.findall(text), *_EXTREME.findall(text)][:1]:
+        if not re.search("[A-Za-z]", size):
+            size, bound = bound, size
+        least, most = {">": (1, 0), "<=": (1, 0), ",": (0, 0)}.get(order, (0, -1))
+        sides = f"{size} >= {_plus(bound, least)}", f"{size} <= {_plus(bound, most)}"
+        return [f"constraints=({side!r},)" for side in sides]
+    return []
 
 
-_ORDERED = re.compile(r"comparison '(.+?)' ([<>]=?) '(.+?)' is inconclusive")
-_EXTREME = re.compile(r"\b(?:min|max)\(")
-_NUMBER = re.compile(r"(?:(-?\d+), (.*)|(.*), (-?\d+))")
-_DIVIDED = re.compile(r"\b(?:floordiv|mod)\(.*?, (?:- )?(\d+)\b")
-#: The number of constraints that are proposed together, and of traces to find each.
-_MOST, _TRIALS = 3, 4
-#: A bound of a size is looked for up to this one.
-_LARGEST = 2**20
+def _plus(bound: str, number: int) -> str:
+    if not number:
+        return bound
+    sign = "+" if number > 0 else "-"
+    return str(int(bound) + number) if bound.isdecimal() else f"{bound} {sign} {abs(number)}"
 
 
-def _proposal(error: Exception, names: Sequence[str], retrace: Retrace) -> tuple[str, Exception]:
-    """Constraints, or a multiple of a size, with which the model was traced; "" if none helped.
-
-    Then the error is the one that no constraint decides.
-    """
-    found, undecided = _constraints(error, retrace)
-    for each in found[:-1]:  # what a later one implies
-        without = tuple(other for other in found if other != each)
-        found = without if retrace(without) is None else found
-    if found:
-        return f"constraints=({' '.join(f'{each!r},' for each in found)}); or ", error
-    factor = math.lcm(*map(int, _DIVIDED.findall(str(error))))
-    for name in names if factor > 1 else ():
-        if retrace(sizes={name: f"{factor}*{name}"}) is None:
-            return f"'{factor}*{name}' in its spec; or ", error
-    return "", undecided
-
-
-def _constraints(error: Exception, retrace: Retrace) -> tuple[tuple[str, ...], Exception]:
-    """Constraints with which the model was traced, or the last error about a size without any."""
-    known: tuple[str, ...] = ()
-    for _ in range(_MOST):
-        for each in itertools.islice(_decisions(str(error)), _TRIALS):
-            other = retrace((*known, each))
-            if other is None:
-                return (*known, each), error
-            is_further = is_of_size(other) or any(_decisions(str(other)))
-            if is_further and str(other) != str(error):
-                known, error = (*known, each), other
-                break
-        else:
-            break
-    return (), error
-
-
-def _decisions(text: str) -> Iterator[str]:
-    """The constraints that decide the comparisons in an error; those of large sizes come first."""
-    found: list[tuple[str, str]] = []
-    for size, order, bound in _ORDERED.findall(text):
-        least = f"{bound} + 1" if order in (">", "<=") else bound
-        found.append((f"{size} >= {least}", f"{least} >= {size} + 1"))
-    for each in _EXTREME.finditer(text):
-        if match := _NUMBER.fullmatch(_balanced(text[each.end() :])):
-            size, bound = match[2] or match[3], match[1] or match[4]
-            found.append((f"{size} >= {bound}", f"{size} <= {bound}"))
-    for sides in found:
-        bounds = sorted(map(_of_variable, sides), key=lambda each: ">=" not in each)
-        yield from dict.fromkeys((*bounds, *sides))
-
-
-def _of_variable(constraint: str) -> str:
-    """Returns a constraint as a bound of its only variable (``n <= 16``), if it is one."""
-    names, holds = dimensions.constrained_names(constraint), partial(dimensions.holds, constraint)
-    if len(names) != 1:
-        return constraint
-    low, high = 1, _LARGEST
-    from_above = holds({names[0]: high})
-    if holds({names[0]: low}) == from_above:
-        return constraint
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if holds({names[0]: middle}) == from_above else (middle, high)
-    return f"{names[0]} >= {high}" if from_above else f"{names[0]} <= {low}"
-
-
-def _balanced(text: str) -> str:
-    """Returns a text up to the bracket that closes one before it."""
-    depth = 1
-    for index, character in enumerate(text):
-        depth += {"(": 1, ")": -1}.get(character, 0)
-        if not depth:
-            return text[:index]
-    return text
+def _multiples(text: str, names: Sequence[str]) -> list[str]:
+    """A multiple of the dimension that jax divides, as a spec has it."""
+    for size, factor in _DIVIDED.findall(text)[:1]:
+        return [
+            f"'{factor}*{name}' in its spec" for name in names if re.search(rf"\b{name}\b", size)
+        ][:1]
+    return []
 
 
 def _changed_from_inside(error: Exception) -> StateChangeError:

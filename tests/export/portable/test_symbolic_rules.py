@@ -214,7 +214,7 @@ def test_what_jax_wants_as_a_number_names_what_to_write(tmp_path, function, writ
     with pytest.raises(errors.SymbolicDimensionError) as caught:
         to_saved_model(({"shift": np.float32(1)}, function), tmp_path / "m", spec("n"))
     named = f"{write} of pax_export.export" if "symbolic" in write else write
-    assert caught.value.write.startswith(f"{named}; or ")
+    assert f"{named}; or " in caught.value.write
     assert caught.value.where.startswith("test_symbolic_rules.py:")
 
 

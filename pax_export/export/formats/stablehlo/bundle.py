@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
 import numpy as np
-from jax.interpreters import ad, batching, mlir
 
 from pax_export._foundations.errors import (
     ExportPathError,
@@ -18,7 +17,6 @@ from pax_export._foundations.errors import (
     StateChangeError,
 )
 from pax_export._foundations.files import checksums
-from pax_export._foundations.jax import Primitive
 from pax_export._foundations.types import Array
 from pax_export.export.artifact.arguments import Arguments, default_of
 from pax_export.export.artifact.report import REPORT_FILE, Report, read_report
@@ -358,11 +356,6 @@ _FLOAT0 = jax.dtypes.float0
 Flat = Callable[..., tuple[Any, ...]]
 
 
-def _mark_operand(operand: object) -> Any:
-    floating = jax.numpy.issubdtype(jax.numpy.result_type(operand), jax.numpy.inexact)
-    return _mark.bind(jax.numpy.asarray(operand)) if floating else operand
-
-
 def _make_differentiable(exported: Exported, left: int, order: int, name: str) -> Flat:
     """Returns a function from flat operands to flat results.
 
@@ -398,7 +391,7 @@ def _make_differentiable(exported: Exported, left: int, order: int, name: str) -
         return tuple(None if dtype == _FLOAT0 else next(results) for dtype in kinds)
 
     call.defvjp(forward, backward)
-    return lambda *operands: call(*map(_mark_operand, operands))
+    return call
 
 
 def _flat_call(exported: Exported) -> Flat:
@@ -414,31 +407,3 @@ def _flat_call(exported: Exported) -> Flat:
         return tuple(result for result in results if result.dtype != _FLOAT0)
 
     return call
-
-
-def _refuse_forward_mode(*_: object, **__: object) -> NoReturn:
-    raise NotDifferentiableError(
-        "An exported function has gradients (reverse mode), and no forward-mode derivatives: "
-        "jax.jvp, jax.jacfwd and jax.hessian do not go through it.",
-        write="jax.grad, jax.vjp or jax.jacrev; of a gradient, jax.jacrev(jax.grad(f)) "
-        "with vjp_order=2",
-    )
-
-
-# The mark and its tangent rule: both the identity, but a tangent may only be transposed, never
-# computed: `jax.jvp` through it raises, `jax.grad` does not.
-_mark = Primitive("exported_function")
-_tangent = Primitive("exported_function_tangent")
-for _each in (_mark, _tangent):
-    _each.def_abstract_eval(lambda aval: aval)
-batching.defvectorized(_mark)
-batching.primitive_batchers[_tangent] = _refuse_forward_mode
-_mark.def_impl(lambda array: array)
-_tangent.def_impl(_refuse_forward_mode)
-mlir.register_lowering(_mark, lambda context, array: [array])
-mlir.register_lowering(_tangent, _refuse_forward_mode)
-ad.deflinear2(_tangent, lambda cotangent, _: [cotangent])
-ad.primitive_jvps[_mark] = lambda primals, tangents: (
-    _mark.bind(*primals),
-    tangents[0] if type(tangents[0]) is ad.Zero else _tangent.bind(tangents[0]),
-)

@@ -155,11 +155,11 @@ def test_vmap_of_calls_gradients_and_weights(bundle, net):
 
 
 @pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["plain", "jit"])
-def test_forward_mode_is_refused_in_our_words(bundle, wrap):
+def test_forward_mode_is_refused(bundle, wrap):
     x = random(1, 3)
-    with pytest.raises(errors.NotDifferentiableError, match="no forward-mode derivatives"):
+    with pytest.raises(TypeError, match="forward-mode"):
         jax.jvp(wrap(lambda x: bundle(x)), (x,), (x,))
-    with pytest.raises(TypeError, match="jax.jacrev"):
+    with pytest.raises(TypeError, match="forward-mode"):
         jax.jacfwd(wrap(lambda x: bundle(x).sum()))(x)
 
 
