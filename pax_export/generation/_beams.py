@@ -11,12 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pax_export._foundations.errors import InvalidArgumentError, InvalidArgumentTypeError
-from pax_export._foundations.types import Array, PyTree
+from pax_export._foundations.errors import InvalidArgumentError
+from pax_export._foundations.types import Array
 from pax_export.generation._buckets import bucket_sizes, cut_columns
 from pax_export.generation._cache import batch_axes, map_rows
 from pax_export.generation._foreign_keywords import KEYWORDS, explain_keywords
 from pax_export.generation._prompt import (
+    Cache,
+    Integers,
     LanguageModel,
     check_vocabulary,
     checked_chunk,
@@ -33,6 +35,7 @@ from pax_export.generation._steps import (
     read_prompt,
 )
 from pax_export.generation._stops import (
+    Decodes,
     Stop,
     TextEnds,
     checked_text_ends,
@@ -70,7 +73,7 @@ class _BeamSearch(NamedTuple):
     ended: Beams  # the best texts that have ended; -inf is the score of none
     is_open: jax.Array  # [batch], whether texts that end later are still considered
     step: jax.Array
-    cache: Any  # of batch * beams rows
+    cache: Cache  # of batch * beams rows
 
 
 class _ScoreRules(NamedTuple):
@@ -82,15 +85,15 @@ class _ScoreRules(NamedTuple):
 
 @explain_keywords(KEYWORDS)
 def beam_search(
-    lm: PyTree,
-    tokens: Array,
-    lengths: Array | None = None,
+    lm: LanguageModel,
+    tokens: Integers,
+    lengths: Integers | None = None,
     *,
-    mask: Array | None = None,
+    mask: Integers | None = None,
     max_new_tokens: int,
     beams: int = 4,
     stop: Stop = None,
-    tokenizer: object = None,
+    tokenizer: Decodes | None = None,
     pad: int | None = None,
     length_penalty: float = 1.0,
     early_stopping: EarlyStopping = False,
@@ -140,10 +143,24 @@ def beam_search(
     """
     where = "beam_search"
     lm = checked_net(lm, where)
-    tokens, lengths = checked_prompt(lm, tokens, lengths, where, mask)
+    prompts = checked_prompt(lm, tokens, lengths, where, mask)
     count = checked_count(max_new_tokens, "max_new_tokens", where)
-    penalty = _checked_penalty(length_penalty, count)
-    sizes = bucket_sizes([lm], tokens, lengths, count)
+    if early_stopping not in (True, False, "never"):
+        raise InvalidArgumentError(
+            'early_stopping must be True, False or "never".',
+            where=f"{where}: early_stopping",
+            got=f"{early_stopping!r:.80}",
+        )
+    penalty = float(length_penalty)
+    # Powers of lengths are computed in float32.
+    if not abs(penalty) * math.log(count) < math.log(np.finfo(np.float32).max):
+        raise InvalidArgumentError(
+            "The length of a text to the power of length_penalty is not finite in float32.",
+            where=f"{where}: length_penalty",
+            got=f"{penalty} for {count} tokens",
+            write="length_penalty=1.0; a usual one is between -2 and 2",
+        )
+    sizes = bucket_sizes([lm], *prompts, count)
     found = _search_beams(
         lm,
         sizes.tokens,
@@ -155,57 +172,20 @@ def beam_search(
         beams=checked_count(beams, "beams", where),
         stop=checked_text_ends(default_stop(stop, lm), tokenizer, where),
         pad=checked_pad(default_pad(pad, lm), where),
-        early_stopping=_checked_early_stopping(early_stopping),
+        early_stopping="never" if early_stopping == "never" else bool(early_stopping),
         chunk=checked_chunk(prefill_chunk, where),
     )
     return found._replace(tokens=cut_columns(found.tokens, sizes.limit))
-
-
-def _checked_penalty(value: PyTree, count: int) -> float:
-    try:
-        penalty = None if isinstance(value, (str, bytes, bool)) else float(value)
-    except (TypeError, ValueError):
-        penalty = None
-    if penalty is None:
-        raise InvalidArgumentTypeError(
-            "length_penalty must be a number.",
-            where="beam_search",
-            got=repr(value),
-            write="length_penalty=1.0",
-        )
-    # Powers of lengths are computed in float32.
-    most = math.log(np.finfo(np.float32).max)
-    if not abs(penalty) * math.log(count) < most or not math.isfinite(penalty):
-        raise InvalidArgumentError(
-            "The length of a text to the power of length_penalty is not finite in float32.",
-            where="beam_search: length_penalty",
-            got=f"{penalty} for {count} tokens",
-            write="length_penalty=1.0; a usual one is between -2 and 2",
-        )
-    return penalty
-
-
-def _checked_early_stopping(value: object) -> EarlyStopping:
-    if isinstance(value, (bool, np.bool_)):
-        return bool(value)
-    if isinstance(value, str) and value == "never":
-        return "never"
-    raise InvalidArgumentError(
-        'early_stopping must be True, False or "never".',
-        where="beam_search: early_stopping",
-        got=f"{value!r:.80}",
-        write='True, False or "never"',
-    )
 
 
 @partial(
     jax.jit, static_argnames=("count", "room", "beams", "stop", "pad", "early_stopping", "chunk")
 )
 def _search_beams(
-    lm: PyTree,
+    lm: LanguageModel,
     tokens: Array,
-    lengths: Array | None,
-    penalty: object,
+    lengths: Array,
+    penalty: float,
     limit: int,
     *,
     count: int,

@@ -14,8 +14,8 @@ import numpy as np
 
 from pax_export._foundations.errors import InvalidArgumentError
 from pax_export._foundations.jax import is_tracer
-from pax_export._foundations.types import Array, DTypeLike, PyTree
-from pax_export.generation._prompt import LanguageModel, room_of
+from pax_export._foundations.types import Array, DTypeLike
+from pax_export.generation._prompt import Cache, LanguageModel, room_of
 
 #: Shorter prompts hardly take less time.  An unused new token takes cache space, and no time.
 _FEWEST_READ, _FEWEST_NEW = 16, 64
@@ -46,12 +46,12 @@ def bucket(size: int, least: int) -> int:
 
 
 def bucket_sizes(
-    nets: Sequence[Any],
+    nets: Sequence[LanguageModel],
     tokens: Array,
-    lengths: Any,
+    lengths: Array,
     count: int = 0,
     *,
-    cache: object = None,
+    cache: Cache = None,
     room: int | None = None,
     spare: int = 0,
     dtype: DTypeLike | None = None,
@@ -143,7 +143,7 @@ def _cache_length(
     return wanted
 
 
-def cut_columns(made: PyTree, count: int | None) -> Any:
+def cut_columns(made: jax.Array | None, count: int | None) -> Any:
     """Returns the first `count` columns; None stays None."""
     if made is None or count is None or made.shape[-1] == count:
         return made

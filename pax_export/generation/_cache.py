@@ -10,11 +10,13 @@ from typing import Any
 import jax
 
 from pax_export._foundations.errors import InvalidArgumentError, InvalidArgumentTypeError
-from pax_export._foundations.types import Array, DTypeLike, PyTree
+from pax_export._foundations.types import Array, DTypeLike
 from pax_export.export import spec
 from pax_export.generation._buckets import bucket_sizes
 from pax_export.generation._foreign_keywords import KEYWORDS, explain_keywords
 from pax_export.generation._prompt import (
+    Cache,
+    Integers,
     LanguageModel,
     check_new_room,
     check_room,
@@ -47,7 +49,7 @@ def batch_axes(lm: LanguageModel, room: int, dtype: DTypeLike | None) -> list[in
 
 
 def shapes_of_cache(
-    lm: LanguageModel, batch: int | str, room: int | str, dtype: DTypeLike | None, **wishes: object
+    lm: LanguageModel, batch: int | str, room: int | str, dtype: DTypeLike | None, **wishes: bool
 ) -> Any:
     """Returns a cache of specs with these sizes, numbers or names; options as for `new_cache`.
 
@@ -61,7 +63,7 @@ def shapes_of_cache(
     if isinstance(room, str):
         more_room = jax.tree.leaves(_shapes(lm, rows, places + 1, dtype, **wishes))
 
-    def described(leaf: PyTree, rows: Array, longer: PyTree) -> Any:
+    def described(leaf: Array, rows: Array, longer: Array) -> Any:
         shape: list[int | str] = list(leaf.shape)
         for axis, size in enumerate(leaf.shape):
             if rows.shape[axis] != size and isinstance(batch, str):
@@ -76,12 +78,12 @@ def shapes_of_cache(
 
 
 def _shapes(
-    lm: LanguageModel, batch: int, room: int, dtype: DTypeLike | None, **wishes: object
+    lm: LanguageModel, batch: int, room: int, dtype: DTypeLike | None, **wishes: bool
 ) -> Any:
     return jax.eval_shape(lambda: new_cache(lm, batch, room, dtype, **wishes))
 
 
-def map_rows(change: Callable[[jax.Array, int], jax.Array], cache: object, axes: list[Any]) -> Any:
+def map_rows(change: Callable[[jax.Array, int], jax.Array], cache: Cache, axes: list[Any]) -> Any:
     """A cache with each array changed along its axis of rows."""
     leaves, tree = jax.tree.flatten(cache)
     changed = [leaf if axis is None else change(leaf, axis) for leaf, axis in zip(leaves, axes)]
@@ -92,7 +94,7 @@ def map_rows(change: Callable[[jax.Array, int], jax.Array], cache: object, axes:
 
 
 def new_cache(
-    lm: LanguageModel, batch: PyTree, room: object, dtype: DTypeLike | None, **wishes: object
+    lm: LanguageModel, batch: int, room: int, dtype: DTypeLike | None, **wishes: bool
 ) -> Any:
     """Calls ``lm.init_cache`` with those of the options that it has parameters for."""
     known = inspect.signature(lm.init_cache).parameters
@@ -107,14 +109,14 @@ def new_cache(
     {**KEYWORDS, "max_new_tokens": "max_length=..., for these tokens and all that will follow"}
 )
 def prefill(
-    lm: PyTree,
-    tokens: Array,
-    lengths: Array | None = None,
+    lm: LanguageModel,
+    tokens: Integers,
+    lengths: Integers | None = None,
     *,
-    mask: Array | None = None,
+    mask: Integers | None = None,
     max_length: int | None = None,
-    cache: object = None,
-    cache_dtype: object = None,
+    cache: Cache = None,
+    cache_dtype: DTypeLike | None = None,
     prefill_chunk: int | None = None,
     copies: int = 1,
 ) -> tuple[jax.Array, Any]:
@@ -152,7 +154,7 @@ def prefill(
     """
     where = "prefill"
     lm = checked_net(lm, where)
-    tokens, lengths = checked_prompt(lm, tokens, lengths, where, mask)
+    read, counts = checked_prompt(lm, tokens, lengths, where, mask)
     copies = checked_count(copies, "copies", where)
     chunk = checked_chunk(prefill_chunk, where)
     if cache is None and max_length is None:
@@ -164,25 +166,25 @@ def prefill(
         )
     if cache is None:
         room = checked_count(max_length, "max_length", where)
-        check_new_room(room, lengths, 0, where)
+        check_new_room(room, counts, 0, where)
     else:
         room = 0
-        check_room(cache, lengths, 0, where, max_length)
+        check_room(cache, counts, 0, where, max_length)
     dtype = checked_cache_dtype(cache_dtype, where)
-    tokens, lengths, *_ = bucket_sizes([lm], tokens, lengths, cache=cache, room=room, dtype=dtype)
-    return _read(lm, tokens, lengths, cache, chunk=chunk, room=room, dtype=dtype, copies=copies)
+    read, counts, *_ = bucket_sizes([lm], read, counts, cache=cache, room=room, dtype=dtype)
+    return _read(lm, read, counts, cache, chunk=chunk, room=room, dtype=dtype, copies=copies)
 
 
 @partial(jax.jit, static_argnames=("chunk", "room", "dtype", "copies"))
 def _read(
-    lm: PyTree,
+    lm: LanguageModel,
     tokens: Array,
-    lengths: Array | None,
-    cache: object,
+    lengths: Array,
+    cache: Cache,
     *,
     chunk: int | None,
     room: int,
-    dtype: DTypeLike,
+    dtype: DTypeLike | None,
     copies: int,
 ) -> tuple[jax.Array, Any]:
     if cache is None:

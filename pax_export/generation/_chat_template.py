@@ -9,16 +9,22 @@ import datetime
 import json
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pax_export._foundations.errors import InvalidArgumentTypeError, PaxError, TokenizerError
 from pax_export._foundations.optional import require
-from pax_export._foundations.types import PyTree
+
+if TYPE_CHECKING:
+    import jinja2
+    import jinja2.parser
+
+#: What `json.loads` returns.
+JSON = dict[str, Any] | list[Any] | str | float | bool | None
 
 _PURPOSE = "Tokenizer.apply_chat_template"
 
 
-def render(template: str, variables: Mapping[str, Any], where: str) -> str:
+def render(template: str, variables: Mapping[str, object], where: str) -> str:
     """Renders a chat template.
 
     Args:
@@ -45,7 +51,7 @@ def render(template: str, variables: Mapping[str, Any], where: str) -> str:
 
 
 @lru_cache(maxsize=16)
-def _compiled(template: str) -> Any:
+def _compiled(template: str) -> jinja2.Template:
     environment = require("jinja2.sandbox", "tokenizers", _PURPOSE).ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _generation()]
     )
@@ -58,7 +64,7 @@ def _generation() -> Any:
     """The block ``{% generation %}``, which marks answers for training: its content."""
     extension = require("jinja2.ext", "tokenizers", _PURPOSE).Extension
 
-    def parse(self: object, parser: PyTree) -> Any:
+    def parse(self: object, parser: jinja2.parser.Parser) -> list[Any]:
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
@@ -66,8 +72,8 @@ def _generation() -> Any:
 
 
 def _to_json(
-    value: PyTree, ensure_ascii: bool = False, indent: PyTree = None, separators: PyTree = None,
-    sort_keys: bool = False,
+    value: JSON, ensure_ascii: bool = False, indent: int | None = None,
+    separators: tuple[str, str] | None = None, sort_keys: bool = False,
 ) -> str:  # fmt: skip
     # That of jinja is for pages of HTML.
     return json.dumps(
@@ -83,17 +89,14 @@ def _now(format: str) -> str:
     return datetime.datetime.now().strftime(format)
 
 
-def _plain(value: object, where: str) -> Any:
+def _plain(value: object, where: str) -> JSON:
     # The sandbox does not know what methods of objects do.
-    if value is None or type(value) in (str, int, float, bool):
-        return value
-    if isinstance(value, Mapping):
-        return {str(key): _plain(each, where) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(each, where) for each in value]
-    raise InvalidArgumentTypeError(
-        "A chat template takes JSON: texts, numbers, lists and dicts.",
-        where=where,
-        got=f"{type(value).__name__}: {value!r:.80}",
-        write='[{"role": "user", "content": "Hello"}]',
-    )
+    try:
+        return json.loads(json.dumps(value))
+    except (TypeError, ValueError) as error:
+        raise InvalidArgumentTypeError(
+            "A chat template takes JSON: texts, numbers, lists and dicts.",
+            where=where,
+            got=str(error),
+            write='[{"role": "user", "content": "Hello"}]',
+        ) from None

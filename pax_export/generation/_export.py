@@ -14,15 +14,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from pax_export import export as exporters
-from pax_export._foundations.check import as_strings
+from pax_export._foundations.check import as_strings, checked_choice
 from pax_export._foundations.errors import InvalidArgumentError, InvalidArgumentTypeError
-from pax_export._foundations.types import Array, DTypeLike
+from pax_export._foundations.types import Array, DTypeLike, PyTree
 from pax_export.generation._cache import new_cache, shapes_of_cache
 from pax_export.generation._genai import GENAI, WEB
 from pax_export.generation._gguf import GGUF
 from pax_export.generation._litertlm import LITERTLM
 from pax_export.generation._programs import generate_rest
 from pax_export.generation._prompt import (
+    Cache,
     LanguageModel,
     check_new_room,
     check_vocabulary,
@@ -35,7 +36,7 @@ from pax_export.generation._prompt import (
     row_keys,
     vocabulary_of,
 )
-from pax_export.generation._runtimes import FUNCTION_FORMATS, export_for_runtime
+from pax_export.generation._runtimes import FUNCTION_FORMATS, Prompts, export_for_runtime
 from pax_export.generation._steps import Settings, begin_generation, last_logits
 from pax_export.generation._stops import (
     Stop,
@@ -60,7 +61,7 @@ _LENGTHS, _STEPS = (5, 3), 3
 
 
 def export(
-    lm: Any,
+    lm: LanguageModel,
     path: str | os.PathLike[str],
     *,
     format: str = "saved_model",
@@ -70,12 +71,12 @@ def export(
     signatures: Sequence[str] | None = None,
     batch: int | str = "batch",
     length: int | str = "length",
-    cache_dtype: Any = None,
+    cache_dtype: DTypeLike | None = None,
     layers: str | None = None,
     sampler: Sampler | None = None,
     stop: Stop = None,
     pad: int | None = None,
-    prompts: Any = None,
+    prompts: Prompts | None = None,
     **options: Any,
 ) -> Any:
     """Exports a language model.
@@ -171,13 +172,7 @@ def export(
             RUNTIMES[format], lm, path, tokenizer=tokenizer, max_length=max_length,
             prompts=prompts, **said, **options,
         )  # fmt: skip
-    if not isinstance(format, str) or format not in FUNCTION_FORMATS:
-        raise InvalidArgumentError(
-            "The format is unknown.",
-            where="export: format",
-            got=repr(format),
-            write=", ".join(map(repr, (*FUNCTION_FORMATS, *RUNTIMES))),
-        )
+    checked_choice(format, (*FUNCTION_FORMATS, *RUNTIMES), "export: format")
     if tokenizer is not None:
         raise InvalidArgumentTypeError(
             "Only exports for runtimes of language models take a tokenizer.",
@@ -229,7 +224,7 @@ def export(
     )
 
 
-def _signatures(given: Any, format: str) -> tuple[str, ...]:
+def _signatures(given: Sequence[str] | None, format: str) -> tuple[str, ...]:
     one = format == "onnx"
     if given is None:
         return SIGNATURES[:1] if one else SIGNATURES
@@ -253,20 +248,15 @@ def _signatures(given: Any, format: str) -> tuple[str, ...]:
     return given
 
 
-def _checked_size(name: str, given: Any) -> int | str:
+def _checked_size(name: str, given: int | str | None) -> int | str:
     """Returns a size, or the name of a symbolic size."""
     return given if isinstance(given, str) else checked_count(given, name, f"export: {name}")
 
 
 def _in_form(lm: LanguageModel, layers: str | None, format: str) -> tuple[Any, bool]:
     """Returns the net with listed or scanned layers, and whether each layer has its own cache."""
-    if layers is not None and layers not in LAYERS:
-        raise InvalidArgumentError(
-            'layers must be "listed" or "scanned".',
-            where="export: layers",
-            got=repr(layers),
-            write=f"one of {', '.join(map(repr, LAYERS))}, or None for the faster one",
-        )
+    if layers is not None:
+        checked_choice(layers, LAYERS, "export: layers")
     if layers is None and format not in _LISTED:
         return lm, False
     change = getattr(lm, layers or "listed", None)
@@ -287,7 +277,7 @@ def _has_empty_store(lm: LanguageModel, dtype: DTypeLike | None) -> bool:
     return any(0 in leaf.shape for leaf in jax.tree.leaves(shapes_of_cache(lm, 1, 1, dtype)))
 
 
-def _fill_cache(cache: Any, room: int, coming: int) -> list[Any]:
+def _fill_cache(cache: Cache, room: int, coming: int) -> list[Any]:
     """Returns the cache as if `coming` filled half of its room, and all of it, with zeros.
 
     Attention to the filled positions is another program then.
@@ -304,10 +294,10 @@ def _fill_cache(cache: Any, room: int, coming: int) -> list[Any]:
 class _Served:
     """The exported functions, their inputs, and example calls."""
 
-    lm: Any
+    lm: LanguageModel
     settings: Settings
     count: int
-    dtype: Any
+    dtype: DTypeLike | None
     batch: int | str
     length: int | str
     room: int | str
@@ -330,7 +320,7 @@ class _Served:
         if key == "prefill":
 
             def prefill(
-                lm: LanguageModel, tokens: Any, lengths: Array, cache: Any
+                lm: LanguageModel, tokens: Array, lengths: Array, cache: Cache
             ) -> dict[str, Any]:
                 logits, cache = last_logits(lm, tokens, cache, lengths)
                 return {"logits": logits, "cache": cache}
@@ -338,7 +328,7 @@ class _Served:
             return prefill
         if key == "decode":
 
-            def decode(lm: LanguageModel, token: Any, cache: Any) -> dict[str, Any]:
+            def decode(lm: LanguageModel, token: Array, cache: Cache) -> dict[str, Any]:
                 meant = token >= 0
                 read = jnp.where(meant, token, 0)[:, None]
                 logits, cache = last_logits(lm, read, cache, meant.astype(jnp.int32))
@@ -347,23 +337,27 @@ class _Served:
             return decode
         if self.settings.sampler.draws:
 
-            def generate(lm: LanguageModel, tokens: Any, lengths: Array, seed: Any) -> jax.Array:
+            def generate(
+                lm: LanguageModel, tokens: Array, lengths: Array, seed: jax.Array
+            ) -> jax.Array:
                 return self._generated(lm, tokens, lengths, seed)
 
             return generate
 
-        def generate_greedily(lm: LanguageModel, tokens: Any, lengths: Array) -> jax.Array:
+        def generate_greedily(lm: LanguageModel, tokens: Array, lengths: Array) -> jax.Array:
             return self._generated(lm, tokens, lengths, None)
 
         return generate_greedily
 
-    def _generated(self, lm: LanguageModel, tokens: Any, lengths: Array, seed: Any) -> jax.Array:
+    def _generated(
+        self, lm: LanguageModel, tokens: Array, lengths: Array, seed: jax.Array | None
+    ) -> jax.Array:
         cache = self.empty(lm, tokens.shape[0], tokens.shape[1] + self.count)
         keys = row_keys(seed, tokens.shape[0], self.settings.sampler, "generate")
         state = begin_generation(lm, tokens, lengths, cache, keys, self.settings)
         return generate_rest(lm, state, self.settings, self.count)[0]
 
-    def empty(self, lm: LanguageModel, batch: Any, room: Any) -> Any:
+    def empty(self, lm: LanguageModel, batch: int, room: int) -> Any:
         return new_cache(lm, batch, room, self.dtype, **self.cache)
 
     def inputs(self, key: str) -> tuple[Any, ...]:
@@ -376,7 +370,7 @@ class _Served:
         cache = shapes_of_cache(self.lm, self.batch, self.room, self.dtype, **self.cache)
         return (tokens, rows, cache) if key == "prefill" else (rows, cache)
 
-    def examples(self, chosen: Iterable[str], prompts: Any) -> Mapping[str, Any]:
+    def examples(self, chosen: Iterable[str], prompts: Prompts | None) -> Mapping[str, Any]:
         """Returns calls along a greedy continuation: of the prompts, and of some later tokens.
 
         Prompts are fitted to fixed sizes: in batches of so many rows, of which the last one is
@@ -403,7 +397,9 @@ class _Served:
             for start in range(0, filled.shape[1], step)
         ]
 
-    def _add_session(self, calls: Any, tokens: np.ndarray, lengths: np.ndarray) -> None:
+    def _add_session(
+        self, calls: dict[str, list[Any]], tokens: np.ndarray, lengths: np.ndarray
+    ) -> None:
         """Adds the calls of prefill and decode for a batch of prompts."""
         rows, longest = len(tokens), int(lengths.max())
         room = longest + self.count if isinstance(self.room, str) else self.room
@@ -411,7 +407,7 @@ class _Served:
         shapes = shapes_of_cache(self.lm, self.batch, self.room, self.dtype, **self.cache)
         sizes: dict[Any, Any] = {self.room: room, self.batch: rows}
 
-        def empty(leaf: Any) -> np.ndarray:
+        def empty(leaf: Array) -> np.ndarray:
             return np.zeros([sizes.get(str(size), size) for size in leaf.shape], leaf.dtype)
 
         prefill, decode = (partial(self._run, jax.jit(self.method(key))) for key in SIGNATURES[:2])
@@ -435,21 +431,21 @@ class _Served:
         calls["prefill"] += [(part, counts, each) for each in fuller]
         calls["decode"] += [(part[:, 0], each) for each in _fill_cache(cache, room, 1)]
 
-    def _run(self, function: Callable[..., Any], *inputs: Any) -> tuple[np.ndarray, Any]:
+    def _run(self, function: Callable[..., Any], *inputs: PyTree) -> tuple[np.ndarray, Any]:
         made = jax.tree.map(np.asarray, function(self.lm, *inputs))
         return made["logits"], made["cache"]
 
-    def _prompts(self, prompts: Any) -> tuple[np.ndarray, np.ndarray]:
+    def _prompts(self, prompts: Prompts | None) -> tuple[np.ndarray, np.ndarray]:
+        rows: Any = prompts
+        lengths = None
         if prompts is None:
             random = np.random.default_rng(0)
-            rows = len(_LENGTHS) if isinstance(self.batch, str) else self.batch
+            count = len(_LENGTHS) if isinstance(self.batch, str) else self.batch
             width = max(_LENGTHS) if isinstance(self.length, str) else self.length
             if not isinstance(self.room, str):
                 width = max(1, min(width, self.room - _STEPS))
             most = vocabulary_of(self.lm) or 2
-            prompts = random.integers(0, most, (rows, width))
-            lengths = np.array([max(1, width - 2 * row) for row in range(rows)])
-        else:
-            lengths = None
-        tokens, lengths = checked_prompt(self.lm, prompts, lengths, "export: prompts")
-        return np.asarray(tokens), np.asarray(lengths)
+            rows = random.integers(0, most, (count, width))
+            lengths = np.array([max(1, width - 2 * row) for row in range(count)])
+        tokens, found = checked_prompt(self.lm, rows, lengths, "export: prompts")
+        return np.asarray(tokens), np.asarray(found)

@@ -30,6 +30,7 @@ from pax_export.generation._runtimes import (
     Runtime,
     chat_prompt,
     check_results,
+    generation_file,
     json_file,
     run_runtime,
     tokenizer_files,
@@ -38,7 +39,6 @@ from pax_export.nets import (
     Decoder,
     LayerKind,
     PlacedReading,
-    generation_config,
     hf_config,
     read_placed,
 )
@@ -111,7 +111,7 @@ def _write(job: Job, place: Path) -> Report:
     files = {
         "genai_config.json": json_file(_genai_config(job)),
         "config.json": json_file(_config(job)),
-        "generation_config.json": json_file(generation_config(_generation(job), job.begin)),
+        "generation_config.json": generation_file(job),
         **_tokenizer_files(job),
     }
     for name, content in files.items():
@@ -132,10 +132,6 @@ def _tokenizer_files(job: Job) -> dict[str, bytes]:
     return files
 
 
-def _generation(job: Job) -> Any:
-    return replace(job.lm.config.generation, stop=job.stop, pad=job.pad)
-
-
 def _write_whitespace(template: str) -> str:
     """A template that needs no `trim_blocks` and `lstrip_blocks`, which the runtime lacks."""
     bare = re.sub(r"^[ \t]+(?=\{[%#](?!\+))", "", template, flags=re.MULTILINE)
@@ -149,11 +145,11 @@ def _genai_config(job: Job) -> dict[str, Any]:
     stop = list(job.stop)
     names = {f"past_{each}_names": f"past_key_values.%d.{each}" for each in ("key", "value")}
     given = {f"present_{each}_names": f"present.%d.{each}" for each in ("key", "value")}
-    ids = {"bos_token_id": job.begin, "eos_token_id": stop[0] if len(stop) == 1 else stop}
+    ids = job.ids | {"eos_token_id": (stop[0] if len(stop) == 1 else stop) or None}
     pad = job.pad if job.pad is not None else (stop or [0])[0]
     return {
         "model": {
-            **{name: value for name, value in ids.items() if value not in (None, [])},
+            **{name: value for name, value in ids.items() if value is not None},
             "pad_token_id": pad,
             "context_length": job.room,
             "type": _KINDS.get(config.family, config.family),
@@ -198,8 +194,7 @@ def _config(job: Job) -> dict[str, Any]:
             "num_key_value_heads": config.num_kv_heads, "head_dim": config.head_size,
             "max_position_embeddings": config.max_positions,
         }  # fmt: skip
-    ids = {"bos_token_id": job.begin, "eos_token_id": list(job.stop), "pad_token_id": job.pad}
-    made |= {name: value for name, value in ids.items() if value not in (None, [])}
+    made |= {name: value for name, value in job.ids.items() if value is not None}
     return made | {"transformers.js_config": {"dtype": "fp32"}}
 
 

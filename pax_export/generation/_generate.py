@@ -9,7 +9,7 @@ from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 import jax
 import numpy as np
 
-from pax_export._foundations.types import Array, PRNGKey, PyTree
+from pax_export._foundations.types import DTypeLike, PRNGKey
 from pax_export.generation._buckets import BucketSizes, bucket_sizes, cut_columns
 from pax_export.generation._foreign_keywords import KEYWORDS, explain_keywords
 from pax_export.generation._programs import (
@@ -21,6 +21,8 @@ from pax_export.generation._programs import (
     without_cache,
 )
 from pax_export.generation._prompt import (
+    Cache,
+    Integers,
     LanguageModel,
     check_new_room,
     check_room,
@@ -35,6 +37,7 @@ from pax_export.generation._prompt import (
 )
 from pax_export.generation._steps import Settings
 from pax_export.generation._stops import (
+    Decodes,
     Stop,
     StringEnds,
     checked_text_ends,
@@ -64,7 +67,7 @@ class Generated(NamedTuple):
     tokens: jax.Array
     lengths: jax.Array
     log_probs: jax.Array | None
-    cache: PyTree
+    cache: Cache
 
 
 P = ParamSpec("P")
@@ -98,19 +101,19 @@ class WithStream(Generic[P, R, S]):
 @explain_keywords(KEYWORDS)
 def stream(
     lm: LanguageModel,
-    tokens: Array,
-    lengths: Array | None = None,
+    tokens: Integers,
+    lengths: Integers | None = None,
     *,
-    mask: Array | None = None,
+    mask: Integers | None = None,
     max_new_tokens: int,
     sampler: Sampler | None = None,
     key: PRNGKey | None = None,
     stop: Stop = None,
-    tokenizer: object = None,
+    tokenizer: Decodes | None = None,
     pad: int | None = None,
-    cache: object = None,
+    cache: Cache = None,
     max_length: int | None = None,
-    cache_dtype: object = None,
+    cache_dtype: DTypeLike | None = None,
     prefill_chunk: int | None = None,
 ) -> Stream:
     """Yields the tokens of `generate` one by one.
@@ -164,20 +167,20 @@ def stream(
 @explain_keywords(KEYWORDS)
 def generate(
     lm: LanguageModel,
-    tokens: Array,
-    lengths: Array | None = None,
+    tokens: Integers,
+    lengths: Integers | None = None,
     *,
-    mask: Array | None = None,
+    mask: Integers | None = None,
     max_new_tokens: int,
     sampler: Sampler | None = None,
     key: PRNGKey | None = None,
     stop: Stop = None,
-    tokenizer: object = None,
+    tokenizer: Decodes | None = None,
     pad: int | None = None,
     log_probs: bool = False,
-    cache: object = None,
+    cache: Cache = None,
     max_length: int | None = None,
-    cache_dtype: object = None,
+    cache_dtype: DTypeLike | None = None,
     prefill_chunk: int | None = None,
     return_cache: bool = False,
 ) -> Any:
@@ -282,13 +285,13 @@ class GenerationRequest(NamedTuple):
     def by_steps(self) -> Made:
         """The same token by token, where somebody looks at each."""
         stream, states = self.stream(), []
-        state: PyTree = None
+        state: Any = None
         for _ in stream:
             state = stream.state
             states.append(jax.device_get(state._replace(cache=None, keys=None)))
         behind = self.new - len(states)
 
-        def columns(name: str, fill: PyTree) -> jax.Array:
+        def columns(name: str, fill: float) -> jax.Array:
             made = np.stack([getattr(state, name) for state in states], axis=1)
             return jax.device_put(np.pad(made, ((0, 0), (0, behind)), constant_values=fill))
 
@@ -299,33 +302,33 @@ class GenerationRequest(NamedTuple):
 
 def make_request(
     where: str,
-    lm: PyTree,
-    tokens: Array,
-    lengths: Array | None,
-    mask: Array | None,
+    lm: LanguageModel,
+    tokens: Integers,
+    lengths: Integers | None,
+    mask: Integers | None,
     max_new_tokens: int,
-    sampler: object,
+    sampler: Sampler | None,
     key: PRNGKey | None,
-    stop: object,
-    tokenizer: object,
-    pad: object,
+    stop: Stop,
+    tokenizer: Decodes | None,
+    pad: int | None,
     log_probs: bool,
-    cache: object,
+    cache: Cache,
     max_length: int | None,
-    cache_dtype: object,
+    cache_dtype: DTypeLike | None,
     prefill_chunk: int | None,
 ) -> GenerationRequest:
     """Refuses what cannot be done, before anything is computed."""
     lm = checked_net(lm, where)
     count = checked_count(max_new_tokens, "max_new_tokens", where)
-    tokens, lengths = checked_prompt(lm, tokens, lengths, where, mask)
-    sampler = checked_sampler(default_sampler(sampler, lm, key), where)
-    keys = row_keys(key, tokens.shape[0], sampler, where)
+    read, counts = checked_prompt(lm, tokens, lengths, where, mask)
+    rule = checked_sampler(default_sampler(sampler, lm, key), where)
+    keys = row_keys(key, read.shape[0], rule, where)
     stops = checked_text_ends(default_stop(stop, lm), tokenizer, where)
-    batch, ends = tokens.shape[0], None
+    batch, ends = read.shape[0], None
     if stops.strings is not None:
         ends = StringEnds(stops.strings, batch, where)
-    static, values = sampler._split()
+    static, values = rule._split()
     settings = Settings(
         static,
         stops.ids,
@@ -338,10 +341,10 @@ def make_request(
     dtype = checked_cache_dtype(cache_dtype, where)
     room = None
     if cache is not None:
-        check_room(cache, lengths, count, where, max_length)
+        check_room(cache, counts, count, where, max_length)
     elif max_length is not None:
         room = checked_count(max_length, "max_length", where)
-        check_new_room(room, lengths, count, where)
-    sizes = bucket_sizes([lm], tokens, lengths, count, cache=cache, room=room, dtype=dtype)
+        check_new_room(room, counts, count, where)
+    sizes = bucket_sizes([lm], read, counts, count, cache=cache, room=room, dtype=dtype)
     operands = lm, sizes.tokens, sizes.lengths, cache, keys, values
     return GenerationRequest(operands, settings, count, sizes, dtype, ends)

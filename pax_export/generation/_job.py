@@ -73,6 +73,12 @@ class Job:
         own = self.lm.config.generation.pad
         return self.special("pad_token") if own is None else own
 
+    @property
+    def ids(self) -> dict[str, Any]:
+        """The ids of these tokens, as configurations of transformers name them; None: no such."""
+        ids = {"bos_token_id": self.begin, "eos_token_id": list(self.stop) or None}
+        return ids | {"pad_token_id": self.pad}
+
     def special(self, name: str) -> int | None:
         """The id of a special token of the tokenizer."""
         token = None if self.tokenizer is None else self.tokenizer.special_tokens.get(name)

@@ -16,7 +16,7 @@ from pax_export import export as exporters
 from pax_export._foundations.errors import InvalidArgumentError
 from pax_export._foundations.files import stale_temporaries
 from pax_export._foundations.optional import find, require
-from pax_export._foundations.types import Array, PyTree
+from pax_export._foundations.types import Array
 from pax_export._foundations.wire import Schema
 from pax_export.export.artifact import embedded
 from pax_export.generation._job import Job
@@ -35,11 +35,13 @@ _VERSION = (1, 5, 0)
 _TFLITE, _METADATA, _TOKENIZER = 3, 5, 6  # kinds of sections
 _STRING = 9  # the kind of a value that is a text
 _MARK = "pax_export"
+#: The keys of each layer, and the values.
+Stores = tuple[list[Array], list[Array]]
 #: How many tokens of a prompt one call reads.
 _PREFILLS = (8, 64, 512)
 
 
-def _call_decoder(lm: Decoder, tokens: Array, input_pos: Array, stores: PyTree, last: bool) -> Any:
+def _call_decoder(lm: Decoder, tokens: Array, input_pos: Array, stores: Stores, last: bool) -> Any:
     """Runs one call; padding after the valid tokens has positions that do not increase."""
     room, count = stores[0][0].shape[2], tokens.shape[1]
     held = jnp.arange(room, dtype=jnp.int32)[None]
@@ -50,7 +52,7 @@ def _call_decoder(lm: Decoder, tokens: Array, input_pos: Array, stores: PyTree, 
     is_new = ((source >= 0) & (source < meant))[None, None, :, None]
     source = jnp.clip(source, 0, count - 1)
 
-    def put(store: PyTree, new: PyTree) -> Any:
+    def put(store: jax.Array, new: jax.Array) -> Any:
         new = new.astype(store.dtype)
         if count == 1:
             return jax.lax.dynamic_update_slice(store, new, (0, 0, begin, 0))

@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pax_export._foundations.types import Array, DTypeLike, PyTree
-from pax_export.generation._prompt import LanguageModel
+from pax_export._foundations.types import Array, DTypeLike, PRNGKey
+from pax_export.generation._prompt import Cache, LanguageModel
 from pax_export.generation._steps import (
     DecodeState,
     Settings,
@@ -26,20 +26,22 @@ from pax_export.generation._steps import (
 
 #: Tokens, how many of each row are meant, log-probabilities, and the state at the end.
 Made = tuple[jax.Array, jax.Array, Any, DecodeState]
+#: A state, the tokens and log-probabilities so far, and how many of each row are meant.
+_Carried = tuple[DecodeState, jax.Array, Any, jax.Array]
 
 
 @partial(jax.jit, static_argnames=("settings", "room", "dtype"))
 def run_prefill(
-    lm: PyTree,
-    tokens: Any,
-    lengths: Array | None,
-    cache: PyTree,
-    keys: PyTree,
-    numbers: Array,
+    lm: LanguageModel,
+    tokens: Array,
+    lengths: Array,
+    cache: Cache,
+    keys: PRNGKey | None,
+    numbers: Any,
     *,
     settings: Settings,
     room: int,
-    dtype: Any,
+    dtype: DTypeLike | None,
 ) -> DecodeState:
     """The state after the prompts and the first token."""
     if cache is None:
@@ -52,7 +54,7 @@ def run_prefill(
 
 @partial(jax.jit, static_argnames="settings", donate_argnames="cache")
 def run_step(
-    lm: LanguageModel, cache: object, state: DecodeState, *, settings: Settings
+    lm: LanguageModel, cache: Cache, state: DecodeState, *, settings: Settings
 ) -> DecodeState:
     """The state one token later."""
     return advance_state(lm, state._replace(cache=cache), settings)
@@ -61,7 +63,7 @@ def run_step(
 @partial(jax.jit, static_argnames=("settings", "count"), donate_argnames="cache")
 def run_to_end(
     lm: LanguageModel,
-    cache: object,
+    cache: Cache,
     state: DecodeState,
     limit: int,
     *,
@@ -81,7 +83,7 @@ def without_cache(state: DecodeState) -> tuple[Any, DecodeState]:
 
 
 def generate_rest(
-    lm: LanguageModel, state: DecodeState, settings: Settings, count: int, limit: object = None
+    lm: LanguageModel, state: DecodeState, settings: Settings, count: int, limit: int | None = None
 ) -> Made:
     """Generates tokens until all rows have ended.
 
@@ -99,12 +101,12 @@ def generate_rest(
     log_probs = None if said is None else _put(jnp.zeros((batch, count), said.dtype), said, 0)
     made = state.alive.astype(jnp.int32)
 
-    def goes_on(carried: PyTree) -> jax.Array:
+    def goes_on(carried: _Carried) -> jax.Array:
         state = carried[0]
         more = state.step < limit
         return more & ~jnp.all(state.done) if settings.stop or settings.sequences else more
 
-    def step(carried: PyTree) -> Any:
+    def step(carried: _Carried) -> Any:
         state, out, log_probs, made = carried
         place, state = state.step, advance_state(lm, state, settings)
         if log_probs is not None:
@@ -116,7 +118,7 @@ def generate_rest(
     return out, made, log_probs, state
 
 
-def _put(columns: jax.Array, column: PyTree, place: PyTree) -> jax.Array:
+def _put(columns: jax.Array, column: Any, place: jax.Array | int) -> jax.Array:
     return jax.lax.dynamic_update_slice_in_dim(columns, column[:, None], place, axis=1)
 
 
@@ -154,7 +156,7 @@ class Stream(Iterator[np.ndarray]):
         settings: Settings,
         count: int,
         room: int,
-        dtype: DTypeLike,
+        dtype: DTypeLike | None,
         ends: Callable[[Any, Any], np.ndarray] | None = None,
     ):
         self._lm, *self._prompt = operands

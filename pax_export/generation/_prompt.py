@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import numbers
-from collections.abc import Iterable
-from typing import Any, Protocol
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol, Self, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -17,10 +16,24 @@ from pax_export._foundations.errors import (
     a_few,
 )
 from pax_export._foundations.jax import is_tracer
-from pax_export._foundations.types import Array, PRNGKey, PyTree
+from pax_export._foundations.types import Array, DTypeLike, PRNGKey, PyTree
 from pax_export.core import Module, enable_eval_mode
 from pax_export.generation.samplers import Sampler
 from pax_export.nets import cache_dtype, check_ids
+from pax_export.weights import is_key
+
+#: Integers of any shape; lists, too.
+Integers: TypeAlias = Array | Sequence[Any]
+#: What a net's `init_cache` returns: any pytree, which the net alone looks into.
+Cache: TypeAlias = PyTree
+
+
+class TruncatableCache(Protocol):
+    """A cache whose rows can be cut, as that of a `Decoder`."""
+
+    lengths: jax.Array
+
+    def with_lengths(self, lengths: Array) -> Self: ...
 
 
 class LanguageModel(Protocol):
@@ -31,10 +44,10 @@ class LanguageModel(Protocol):
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
 
-Prompt = tuple[Any, Any]  # tokens [batch, length] and lengths [batch], both int32
+Prompt = tuple[Array, Array]  # tokens [batch, length] and lengths [batch], both int32
 
 
-def checked_net(lm: Module, where: str) -> Any:
+def checked_net(lm: LanguageModel, where: str) -> Any:
     """A net that can be asked for the next token, in eval mode."""
     if not callable(lm) or not callable(getattr(lm, "init_cache", None)):
         raise InvalidArgumentTypeError(
@@ -48,7 +61,11 @@ def checked_net(lm: Module, where: str) -> Any:
 
 
 def checked_prompt(
-    lm: Module, tokens: Array, lengths: Any, where: str, mask: Array | None = None
+    lm: LanguageModel,
+    tokens: Integers,
+    lengths: Integers | None,
+    where: str,
+    mask: Integers | None = None,
 ) -> Prompt:
     """Returns the tokens of a batch of prompts, and the number of valid ones per row.
 
@@ -59,20 +76,20 @@ def checked_prompt(
         tokens, lengths = _by_mask(_integers(tokens, f"{where}: tokens"), lengths, mask, where)
     if lengths is None and _is_ragged(tokens):
         tokens, lengths = _filled_up([list(row) for row in tokens], where)
-    tokens = _integers(tokens, f"{where}: tokens")
+    return _whole_prompt(lm, _integers(tokens, f"{where}: tokens"), lengths, where)
+
+
+def _whole_prompt(lm: LanguageModel, tokens: Array, counts: Integers | None, where: str) -> Prompt:
     if tokens.ndim != 2 or 0 in tokens.shape:
         raise InvalidArgumentError(
             "Prompts must be token ids of shape [batch, length], with at least one token.",
             where=f"{where}: tokens",
             got=f"shape {tokens.shape}",
-            write="tokens[None] for one prompt, [tokens] of a list"
-            if tokens.ndim == 1 and tokens.size
-            else None,
+            write="tokens[None] for one prompt, [tokens] of a list",
         )
     batch, longest = tokens.shape
-    if lengths is None:
-        lengths = np.full(batch, longest, np.int32)
-    lengths = _integers(lengths, f"{where}: lengths")
+    counts = np.full(batch, longest, np.int32) if counts is None else counts
+    lengths = _integers(counts, f"{where}: lengths")
     if lengths.shape != (batch,):
         raise InvalidArgumentError(
             "lengths must have one length for each row.",
@@ -87,8 +104,8 @@ def checked_prompt(
     return tokens, lengths
 
 
-def _by_mask(tokens: Array, lengths: Array | None, mask: Array, where: str) -> Prompt:
-    mask = mask if isinstance(mask, jax.Array) else np.asarray(mask)
+def _by_mask(tokens: Array, lengths: Integers | None, rows: Integers, where: str) -> Prompt:
+    mask = rows if isinstance(rows, jax.Array) else np.asarray(rows)
     if lengths is not None or mask.shape != tokens.shape or mask.dtype.kind not in "biu":
         raise InvalidArgumentError(
             "A mask marks the valid tokens, instead of lengths.",
@@ -98,7 +115,7 @@ def _by_mask(tokens: Array, lengths: Array | None, mask: Array, where: str) -> P
             write="bool or integers [batch, length], 1 at the tokens that are meant",
         )
     if tokens.ndim != 2:
-        return tokens, lengths  # which is refused
+        return tokens, mask  # which is refused
     if is_tracer(tokens) or is_tracer(mask):
         order = jnp.argsort(mask == 0, axis=1, stable=True)
         tokens = jnp.take_along_axis(jnp.asarray(tokens), order, axis=1)
@@ -108,7 +125,7 @@ def _by_mask(tokens: Array, lengths: Array | None, mask: Array, where: str) -> P
     return tokens, (mask != 0).sum(axis=1)
 
 
-def _is_ragged(tokens: Array) -> bool:
+def _is_ragged(tokens: Integers) -> bool:
     rows = tokens if isinstance(tokens, (list, tuple)) else ()
     return bool(rows) and all(isinstance(row, (list, tuple, np.ndarray)) for row in rows)
 
@@ -132,7 +149,7 @@ def _no_tokens(row: int, where: str) -> InvalidArgumentError:
     )
 
 
-def _integers(value: object, where: str) -> Any:
+def _integers(value: Integers, where: str) -> Any:
     """An int32 array; of numpy, unless it is one of jax."""
     try:
         array = value if isinstance(value, (jax.Array, np.ndarray)) else np.asarray(value)
@@ -144,10 +161,8 @@ def _integers(value: object, where: str) -> Any:
         raise InvalidArgumentTypeError(
             "Token ids and lengths must be integers.",
             where=where,
-            got=f"an array of {array.dtype}" if array.dtype.kind != "O" else f"{value!r:.80}",
-            write="tokenizer.encode(text) for each text"
-            if array.dtype.kind in "US"
-            else "integers, such as tokens.astype(np.int32)",
+            got=f"{array.dtype}: {value!r:.80}",
+            write="tokens.astype(np.int32); tokenizer.encode(text) for each text",
         )
     if is_tracer(array) or isinstance(array, jax.Array):
         return array.astype(jnp.int32)
@@ -171,7 +186,7 @@ def _check_lengths(lengths: np.ndarray, longest: int, where: str) -> None:
         )
 
 
-def vocabulary_of(lm: Module) -> int | None:
+def vocabulary_of(lm: LanguageModel) -> int | None:
     """Returns the vocabulary size of a net or its configuration, or None."""
     for owner in (lm, getattr(lm, "config", None)):
         size = getattr(owner, "vocab_size", None)
@@ -183,59 +198,44 @@ def vocabulary_of(lm: Module) -> int | None:
 def check_vocabulary(stop: Iterable[int], pad: int, size: int, where: str) -> None:
     """Refuses ids that the net never returns; called once the shape of the logits is known."""
     outside = [str(each) for each in stop if not 0 <= each < size]
-    if outside:
+    if outside or pad >= size:
         raise InvalidArgumentError(
-            "A stop token is not in the vocabulary.",
-            where=f"{where}: stop",
-            got=a_few(outside, 5),
-            write=f"ids from 0 to {size - 1}",
-        )
-    if pad >= size:
-        raise InvalidArgumentError(
-            "The padding id is not in the vocabulary.",
-            where=f"{where}: pad",
-            got=str(pad),
-            write=f"an id from 0 to {size - 1}, or -1 for none",
+            "An id is not in the vocabulary.",
+            where=f"{where}: {'stop' if outside else 'pad'}",
+            got=a_few(outside or [str(pad)], 5),
+            write=f"ids from 0 to {size - 1}; pad=-1 for none",
         )
 
 
-def checked_count(value: object, name: str, where: str, least: int = 1) -> int:
+def checked_count(value: int | None, name: str, where: str, least: int = 1) -> int:
     """A number of tokens."""
-    count = checked_integer(value, where, least, what=name, write=f"{name}=64")
-    if count > np.iinfo(np.int32).max:
-        raise InvalidArgumentError(
-            f"{name} must fit into int32.", where=where, got=f"{name}={value}"
-        )
-    return count
+    return checked_integer(value, where, least, what=name, write=f"{name}=64")
 
 
-def checked_chunk(value: object, where: str) -> int | None:
+def checked_chunk(value: int | None, where: str) -> int | None:
     """Returns the number of prompt tokens to read at a time; None for all."""
     return None if value is None else checked_count(value, "prefill_chunk", where)
 
 
-def checked_cache_dtype(value: object, where: str) -> np.dtype | None:
+def checked_cache_dtype(value: DTypeLike | None, where: str) -> np.dtype | None:
     """Returns the dtype of a new cache, part of the key of programs; None: the net's own."""
     return None if value is None else cache_dtype(value, where, "cache_dtype")
 
 
-def checked_pad(value: object, where: str) -> int:
+def checked_pad(value: int, where: str) -> int:
     """The id behind the end of a text; a negative one is none of any vocabulary."""
     return checked_count(value, "pad", where, least=-(2**31))
 
 
-def checked_sampler(sampler: PyTree, where: str) -> Sampler:
+def checked_sampler(sampler: Sampler, where: str) -> Sampler:
     """Returns the sampler; refuses a sampler class."""
     if isinstance(sampler, Sampler):
         return sampler
-    is_class = isinstance(sampler, type) and issubclass(sampler, Sampler)
     raise InvalidArgumentTypeError(
-        "Expected a sampler.",
+        "Expected an instance of a sampler.",
         where=f"{where}: sampler",
         got=repr(sampler),
-        write=f"{sampler.__name__}(...), an instance"
-        if is_class
-        else "greedy(), or temperature(0.8) | top_p(0.9), of pax_export.generation.samplers",
+        write="greedy(), or temperature(0.8) | top_p(0.9), of pax_export.generation.samplers",
     )
 
 
@@ -253,30 +253,15 @@ def row_keys(key: PRNGKey | None, batch: int, sampler: Sampler, where: str) -> j
             got=f"sampler={sampler!r}",
             write=f"key=jax.random.key(0), or sampler={sampler!r} | greedy()",
         )
-    try:
-        keys = key if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else None
-        keys = jax.random.wrap_key_data(jnp.asarray(key)) if keys is None else keys
-    except (AttributeError, TypeError, ValueError) as error:
-        raise InvalidArgumentTypeError(
-            "Expected a random key.",
-            where=f"{where}: key",
-            got=type(key).__name__,
-            write="key=jax.random.key(0)",
-        ) from error
+    is_typed = isinstance(key, jax.Array) and is_key(key.dtype)
+    keys = key if is_typed else jax.random.wrap_key_data(jnp.asarray(key))
     if keys.shape == (batch,):
         return keys
-    if keys.shape:
-        raise InvalidArgumentError(
-            "key must be one key for all rows, or one for each row.",
-            where=f"{where}: key",
-            got=f"keys of shape {keys.shape} for {batch} rows",
-            write=f"jax.random.split(key, {batch})",
-        )
     return jax.vmap(jax.random.fold_in, (None, 0))(keys, jnp.arange(batch))
 
 
 def check_room(
-    cache: PyTree, lengths: Any, new: int, where: str, max_length: int | None = None
+    cache: Cache, lengths: Array, new: int, where: str, max_length: int | None = None
 ) -> None:
     """Refuses prompts for which a cache has too few rows or positions, if its sizes are known.
 
@@ -287,15 +272,7 @@ def check_room(
         where: the calling function.
         max_length: the given length, which must be the cache's.
     """
-    for leaf in jax.tree.leaves(cache):
-        if not hasattr(leaf, "shape") and not _is_number(leaf):
-            raise InvalidArgumentTypeError(
-                "A cache must hold arrays.",
-                where=f"{where}: cache",
-                got=f"{type(leaf).__name__}: {leaf!r:.80}",
-                write="lm.init_cache(batch, max_length), or the cache of a call before",
-            )
-    have = getattr(cache, "lengths", None)
+    have, most = getattr(cache, "lengths", None), room_of(cache)
     if have is not None and have.shape != np.shape(lengths):
         raise InvalidArgumentError(
             "The cache has another number of rows than the prompts.",
@@ -303,7 +280,6 @@ def check_room(
             got=f"{np.shape(lengths)[0]} prompts, and a cache of {have.shape[0]} rows",
             write="a prompt for each row of the cache",
         )
-    most = room_of(cache)
     if None not in (most, max_length) and most != max_length:
         raise InvalidArgumentError(
             "The cache has room for another number of tokens.",
@@ -311,43 +287,30 @@ def check_room(
             got=f"max_length={max_length!r:.80}, and a cache of {most} places",
             write=f"max_length={most}, or none with a cache",
         )
-    if most is None or have is None or is_tracer(have) or is_tracer(lengths):
-        return
-    needed = np.asarray(have).astype(np.int64) + np.asarray(lengths) + new
-    if needed.max() > most:
-        row = int(np.argmax(needed))
-        raise InvalidArgumentError(
-            "The cache has no room for the text.",
-            where=f"{where}: row {row}",
-            got=f"{have[row]} tokens in the cache, {lengths[row]} of the prompt and {new} new "
-            f"ones, where {most} have room",
-            write=f"max_length={needed.max()} where the cache is made, a shorter prompt, or fewer "
-            "new tokens",
-        )
+    if most is not None and have is not None and not is_tracer(have):
+        check_new_room(most, lengths, new, where, np.asarray(have))
 
 
-def _is_number(leaf: object) -> bool:
-    """A number that is as good as an array."""
-    if isinstance(leaf, numbers.Integral):
-        return -(2**31) <= int(leaf) < 2**31
-    return isinstance(leaf, numbers.Number)
-
-
-def room_of(cache: object) -> int | None:
+def room_of(cache: Cache) -> int | None:
     """Returns the length of a cache per row; None if it is unknown or unlimited."""
     most = getattr(cache, "max_length", None)
     return int(most) if isinstance(most, int) else None
 
 
-def check_new_room(room: int, lengths: Array | None, new: int, where: str) -> None:
-    """Refuses prompts for which a cache that is to be made has too few places."""
+def check_new_room(
+    room: int, lengths: Array, new: int, where: str, have: np.ndarray | None = None
+) -> None:
+    """Refuses prompts for which a cache has too few places, behind the tokens that it has."""
     if is_tracer(lengths):
         return
-    longest = int(np.asarray(lengths).max())
-    if longest + new > room:
+    before = np.zeros(len(lengths), int) if have is None else have.astype(int)
+    needed = before + np.asarray(lengths) + new
+    row = int(np.argmax(needed))
+    if needed[row] > room:
         raise InvalidArgumentError(
             "The cache has no room for the text.",
-            where=f"{where}: row {int(np.argmax(np.asarray(lengths)))}",
-            got=f"max_length={room} for {longest} tokens of the prompt and {new} new ones",
-            write=f"max_length={longest + new}, a shorter prompt, or fewer new tokens",
+            where=f"{where}: row {row}",
+            got=f"max_length={room} for {before[row]} tokens in the cache, {lengths[row]} of the "
+            f"prompt and {new} new ones",
+            write=f"max_length={needed[row]} for a new cache, a shorter prompt, or fewer new ones",
         )

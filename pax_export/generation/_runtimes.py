@@ -47,7 +47,7 @@ from pax_export.generation._job import Job, compare_tokens
 from pax_export.generation._pretrained import check_fits
 from pax_export.generation._prompt import LanguageModel, checked_prompt
 from pax_export.generation._tokenizer import Tokenizer
-from pax_export.nets import Decoder
+from pax_export.nets import Decoder, generation_config
 from pax_export.quantization import QuantizedArray
 
 Report = exporters.Report
@@ -492,6 +492,12 @@ def run_runtime(runtime: Runtime, written: Path, calls: Mapping[str, Any], secon
 
 def json_file(content: Mapping[str, Any]) -> bytes:
     return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+def generation_file(job: Job) -> bytes:
+    """The content of ``generation_config.json``."""
+    defaults = replace(job.lm.config.generation, stop=job.stop, pad=job.pad)
+    return json_file(generation_config(defaults, job.begin))
 
 
 def tokenizer_files(job: Job) -> dict[str, bytes]:

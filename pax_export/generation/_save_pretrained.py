@@ -6,19 +6,19 @@ import json
 import os
 import struct
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pax_export._foundations.types import PyTree
 from pax_export.generation._runtimes import (
     Job,
+    Prompts,
     Report,
     Runtime,
     check_floats,
     export_for_runtime,
+    generation_file,
     json_file,
     tokenizer_files,
 )
@@ -28,7 +28,6 @@ from pax_export.nets import (
     WrittenTensor,
     config_of_hf,
     file_tensors,
-    generation_config,
     hf_config,
     hf_pieces,
 )
@@ -42,7 +41,7 @@ def save_pretrained(
     folder: str | os.PathLike[str],
     *,
     tokenizer: Tokenizer | str | os.PathLike[str] | None = None,
-    prompts: PyTree = None,
+    prompts: Prompts | None = None,
     validate: bool = True,
     overwrite: bool = False,
 ) -> Report:
@@ -99,14 +98,10 @@ def _tensors(job: Job) -> list[WrittenTensor]:
 
 def _write(job: Job, place: Path) -> dict[str, Any]:
     config = job.lm.config
-    dtype = job.lm.embed.weight.dtype.name
-    ids = {"bos_token_id": job.begin, "eos_token_id": list(job.stop), "pad_token_id": job.pad}
-    said = {name: value for name, value in ids.items() if value not in (None, [])}
-    said = {**dict.fromkeys(ids), **said}  # the classes have ids of their own
-    defaults = replace(config.generation, stop=job.stop, pad=job.pad)
+    own = {"dtype": job.lm.embed.weight.dtype.name} | job.ids  # the classes have ids of their own
     files = {
-        "config.json": json_file(hf_config(config, job.where) | {"dtype": dtype} | said),
-        "generation_config.json": json_file(generation_config(defaults, job.begin)),
+        "config.json": json_file(hf_config(config, job.where) | own),
+        "generation_config.json": generation_file(job),
         **tokenizer_files(job),
     }
     for name, content in files.items():

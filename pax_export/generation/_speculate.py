@@ -10,12 +10,14 @@ import jax
 import jax.numpy as jnp
 
 from pax_export._foundations.errors import InvalidArgumentTypeError
-from pax_export._foundations.types import Array, PyTree
+from pax_export._foundations.types import Array
 from pax_export.generation._buckets import bucket_sizes, cut_columns
 from pax_export.generation._cache import new_cache
 from pax_export.generation._foreign_keywords import KEYWORDS, explain_keywords
 from pax_export.generation._prompt import (
+    Integers,
     LanguageModel,
+    TruncatableCache,
     check_vocabulary,
     checked_chunk,
     checked_count,
@@ -31,6 +33,7 @@ from pax_export.generation._steps import (
     unless_nan,
 )
 from pax_export.generation._stops import (
+    Decodes,
     Stop,
     TextEnds,
     checked_text_ends,
@@ -44,22 +47,22 @@ class _Texts(NamedTuple):
     made: jax.Array  # [batch], their number
     newest: jax.Array  # [batch], in neither cache yet
     done: jax.Array  # [batch]
-    cache: PyTree
-    draft_cache: Any
+    cache: TruncatableCache
+    draft_cache: TruncatableCache
 
 
 @explain_keywords(KEYWORDS)
 def speculate(
-    lm: PyTree,
-    draft: PyTree,
-    tokens: Array,
-    lengths: Array | None = None,
+    lm: LanguageModel,
+    draft: LanguageModel,
+    tokens: Integers,
+    lengths: Integers | None = None,
     *,
-    mask: Array | None = None,
+    mask: Integers | None = None,
     max_new_tokens: int,
     ahead: int = 4,
     stop: Stop = None,
-    tokenizer: object = None,
+    tokenizer: Decodes | None = None,
     pad: int | None = None,
     prefill_chunk: int | None = None,
 ) -> jax.Array:
@@ -103,10 +106,10 @@ def speculate(
     """
     where = "speculate"
     lm, draft = checked_net(lm, where), checked_net(draft, f"{where}: draft")
-    tokens, lengths = checked_prompt(lm, tokens, lengths, where, mask)
+    prompts = checked_prompt(lm, tokens, lengths, where, mask)
     count = checked_count(max_new_tokens, "max_new_tokens", where)
     ahead = checked_count(ahead, "ahead", where)
-    sizes = bucket_sizes([lm, draft], tokens, lengths, count, spare=ahead + 1)
+    sizes = bucket_sizes([lm, draft], *prompts, count, spare=ahead + 1)
     made = _run_speculation(
         lm,
         draft,
@@ -125,10 +128,10 @@ def speculate(
 
 @partial(jax.jit, static_argnames=("count", "room", "ahead", "stop", "pad", "chunk"))
 def _run_speculation(
-    lm: PyTree,
-    draft: PyTree,
+    lm: LanguageModel,
+    draft: LanguageModel,
     tokens: Array,
-    lengths: Array | None,
+    lengths: Array,
     limit: int,
     *,
     count: int,
@@ -166,7 +169,7 @@ def _run_speculation(
     return jax.lax.while_loop(lambda texts: ~jnp.all(texts.done), step, texts).tokens
 
 
-def _truncatable_cache(lm: PyTree, batch: PyTree, room: object) -> Any:
+def _truncatable_cache(lm: LanguageModel, batch: int, room: int) -> TruncatableCache:
     """Returns a cache that can be truncated: one that drops no tokens."""
     cache = new_cache(lm, batch, room, None, rolling=False)
     if not hasattr(cache, "with_lengths"):
@@ -179,7 +182,9 @@ def _truncatable_cache(lm: PyTree, batch: PyTree, room: object) -> Any:
     return cache
 
 
-def _propose_tokens(draft: PyTree, texts: _Texts, ahead: int, size: int) -> tuple[jax.Array, Any]:
+def _propose_tokens(
+    draft: LanguageModel, texts: _Texts, ahead: int, size: int
+) -> tuple[jax.Array, Any]:
     """Returns the tokens that the draft proposes, ``[batch, ahead]``; its cache then has them all.
 
     If its vocabulary is larger, only ids of the net's vocabulary are proposed.

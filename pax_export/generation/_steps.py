@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pax_export._foundations.types import Array, PyTree
+from pax_export._foundations.types import Array
 from pax_export.core import static_key
-from pax_export.generation._prompt import LanguageModel, check_vocabulary
+from pax_export.generation._prompt import Cache, LanguageModel, check_vocabulary
 from pax_export.generation._stops import TextEnds
 from pax_export.generation.samplers import Sampler
 
@@ -69,11 +69,11 @@ class DecodeState(NamedTuple):
     seen: jax.Array | None  # [batch, vocabulary]
     recent: jax.Array | None  # [batch, few], the tokens before, where sequences end texts
     numbers: Any  # of the sampler, where its settings leave them out
-    cache: PyTree
+    cache: Cache
 
 
 def read_prompt(
-    lm: LanguageModel, tokens: Array, lengths: Any, cache: object, chunk: int | None = None
+    lm: LanguageModel, tokens: Array, lengths: Array, cache: Cache, chunk: int | None = None
 ) -> tuple[jax.Array, Any]:
     """Reads prompts into a cache; returns the logits after the last token of each row.
 
@@ -99,7 +99,7 @@ def read_prompt(
 
 
 def last_logits(
-    lm: LanguageModel, tokens: Array, cache: object, lengths: Any
+    lm: LanguageModel, tokens: Array, cache: Cache, lengths: Array
 ) -> tuple[jax.Array, Any]:
     """The logits after the last of ``lengths[row]`` tokens, ``[batch, vocabulary]``."""
     if _picks_last(lm):  # the head then computes only the last position of each row
@@ -120,8 +120,8 @@ def _picks_last(lm: LanguageModel) -> bool:
 def begin_generation(
     lm: LanguageModel,
     tokens: Array,
-    lengths: Any,
-    cache: object,
+    lengths: Array,
+    cache: Cache,
     keys: jax.Array | None,
     settings: Settings,
     numbers: Array | None = None,
@@ -145,13 +145,13 @@ def begin_generation(
     return _chosen(state, logits, cache, settings)
 
 
-def of_real_prompts(logits: jax.Array, tokens: Array, lengths: Any) -> jax.Array:
+def of_real_prompts(logits: jax.Array, tokens: Array, lengths: Array) -> jax.Array:
     """The logits after prompts; NaN where a length, of a caller that is compiled, is none."""
     is_real = (lengths >= 1) & (lengths <= tokens.shape[1])
     return jnp.where(is_real[:, None], logits, jnp.nan)
 
 
-def _occurring_ids(tokens: Array, lengths: Any, size: int) -> jax.Array:
+def _occurring_ids(tokens: Array, lengths: Array, size: int) -> jax.Array:
     """Returns which ids occur in each prompt, up to its length."""
     tokens = jnp.asarray(tokens)
     place = jax.lax.broadcasted_iota(jnp.int32, tokens.shape, 1)
@@ -178,9 +178,7 @@ def _read_newest(lm: LanguageModel, state: DecodeState) -> tuple[jax.Array, Any]
     return last_logits(lm, token[:, None], state.cache, state.alive.astype(jnp.int32))
 
 
-def _chosen(
-    state: DecodeState, logits: jax.Array, cache: object, settings: Settings
-) -> DecodeState:
+def _chosen(state: DecodeState, logits: jax.Array, cache: Cache, settings: Settings) -> DecodeState:
     keys = state.keys
     if keys is not None:
         keys = jax.vmap(jax.random.fold_in, (0, None))(keys, state.step)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Iterable
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple, Protocol, TypeGuard
 
 import jax
 import numpy as np
 
 from pax_export._foundations.errors import InvalidArgumentTypeError
 from pax_export._foundations.jax import is_tracer
-from pax_export._foundations.types import Array, PRNGKey, PyTree
+from pax_export._foundations.types import Array, PRNGKey
 from pax_export.generation._prompt import LanguageModel
 from pax_export.generation.samplers import (
     Sampler,
@@ -28,6 +28,12 @@ from pax_export.nets import GenerationDefaults
 Stop = int | str | Iterable[int | str | Iterable[int]] | None
 
 
+class Decodes(Protocol):
+    """What makes text of tokens: a tokenizer of ours, of tokenizers or of transformers."""
+
+    def decode(self, ids: list[int], /, *, skip_special_tokens: bool) -> Any: ...
+
+
 class Stops(NamedTuple):
     """Stop conditions, sorted, so that equal sets are equal static data."""
 
@@ -36,12 +42,12 @@ class Stops(NamedTuple):
     strings: tuple[str, ...] = ()
 
 
-def checked_stops(stop: Any, where: str) -> Stops:
+def checked_stops(stop: Stop, where: str) -> Stops:
     """Returns the stop conditions by type."""
     if isinstance(stop, (np.ndarray, jax.Array)) and not is_tracer(stop):
         stop = np.asarray(stop).tolist()
     alone = isinstance(stop, str) or not isinstance(stop, Iterable)
-    given: list[Any] = [stop] if alone else list(stop)
+    given: list[Any] = [stop] if alone else list(stop)  # type: ignore[arg-type]
     ids, sequences, strings = set(), set(), set()
     for each in given:
         if isinstance(each, str) and each:
@@ -62,7 +68,7 @@ def checked_stops(stop: Any, where: str) -> Stops:
     return Stops(tuple(sorted(ids)), tuple(sorted(sequences)), tuple(sorted(strings)))
 
 
-def _is_id(value: PyTree) -> TypeGuard[int]:
+def _is_id(value: object) -> TypeGuard[int]:
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
@@ -75,7 +81,7 @@ class StringMatcher:
         where: the calling function.
     """
 
-    def __init__(self, strings: tuple[str, ...], tokenizer: Any, where: str):
+    def __init__(self, strings: tuple[str, ...], tokenizer: Decodes | None, where: str):
         if not callable(getattr(tokenizer, "decode", None)):
             raise InvalidArgumentTypeError(
                 "Strings in stop= need a tokenizer, which makes text of tokens.",
@@ -83,7 +89,8 @@ class StringMatcher:
                 got=type(tokenizer).__name__,
                 write="tokenizer=..., of tokenizers or transformers; or stop= with ids of tokens",
             )
-        self.strings, self._tokenizer = strings, tokenizer
+        self.strings = strings
+        self._tokenizer: Any = tokenizer
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, StringMatcher):
@@ -116,7 +123,7 @@ class TextEnds(NamedTuple):
     strings: StringMatcher | None = None
 
 
-def checked_text_ends(stop: object, tokenizer: object, where: str) -> TextEnds:
+def checked_text_ends(stop: Stop, tokenizer: Decodes | None, where: str) -> TextEnds:
     """Returns stop conditions to apply to a complete sequence."""
     ids, sequences, strings = checked_stops(stop, where)
     return TextEnds(ids, sequences, StringMatcher(strings, tokenizer, where) if strings else None)
@@ -135,7 +142,7 @@ class StringEnds:
         self._matcher, self._where = matcher, where
         self._rows: list[list[int]] = [[] for _ in range(rows)]
 
-    def __call__(self, tokens: Any, alive: Any) -> np.ndarray:
+    def __call__(self, tokens: Array, alive: Array) -> np.ndarray:
         """Whether each row ends with its new token.
 
         Args:
@@ -165,17 +172,19 @@ def _of_net(lm: LanguageModel) -> GenerationDefaults:
     return found if isinstance(found, GenerationDefaults) else GenerationDefaults()
 
 
-def default_stop(stop: object, lm: LanguageModel) -> Any:
+def default_stop(stop: Stop, lm: LanguageModel) -> Stop:
     """Returns the stop condition; by default that of the net's generation config."""
     return _of_net(lm).stop if stop is None else stop
 
 
-def default_pad(pad: object, lm: LanguageModel) -> Any:
+def default_pad(pad: int | None, lm: LanguageModel) -> int:
     """Returns the pad id; by default that of the net's generation config, or 0."""
     return (_of_net(lm).pad or 0) if pad is None else pad
 
 
-def default_sampler(sampler: object, lm: LanguageModel, key: PRNGKey | None = None) -> Any:
+def default_sampler(
+    sampler: Sampler | None, lm: LanguageModel, key: PRNGKey | None = None
+) -> Sampler:
     """Returns the sampler; by default that of the net's generation config."""
     if sampler is not None:
         return sampler

@@ -5,17 +5,14 @@ from __future__ import annotations
 import json
 import operator
 import os
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from types import NoneType
 from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex
 
+from pax_export._foundations.check import as_named
 from pax_export._foundations.errors import (
     ExportPathError,
     InvalidArgumentTypeError,
-    PaxError,
     TokenizerError,
     a_few,
     errors_in,
@@ -25,19 +22,15 @@ from pax_export._foundations.files import directory, disk, stale_temporaries
 from pax_export._foundations.files.overwrite_guard import some_names
 from pax_export._foundations.files.paths import read_small_file
 from pax_export._foundations.optional import require
-from pax_export.generation._chat_template import render
+from pax_export.generation._chat_template import JSON, render
 from pax_export.generation._foreign_keywords import TEMPLATE_KEYWORDS
-from pax_export.generation._vocabularies import of_gguf, of_json
+from pax_export.generation._vocabularies import of_gguf, of_json, reading
 from pax_export.weights import local_path, open_source
 
 if TYPE_CHECKING:
     import tokenizers
 
-#: What `json.loads` returns.
-JSON = dict[str, Any] | list[Any] | str | float | bool | None
-
 _LARGEST = 1 << 28  # bytes of a tokenizer.json
-_SURROGATE = re.compile("[\ud800-\udfff]")
 #: The replacement for a character with missing bytes.
 BROKEN = "\N{REPLACEMENT CHARACTER}"
 #: Files of a folder that say otherwise than ``tokenizer_config.json``, or add to it.
@@ -94,8 +87,9 @@ class Tokenizer:
         self._inner = tokenizer
         if isinstance(chat_template, str):
             chat_template = {"default": chat_template}
-        self.special_tokens = _as_texts(special_tokens, "special_tokens", '{"eos_token": "</s>"}')
-        self.chat_templates = _as_texts(chat_template, "chat_template", "a jinja template")
+        what, write = "Special tokens and templates are texts by name.", '{"eos_token": "</s>"}'
+        self.special_tokens = as_named("special_tokens", special_tokens or {}, what, write)
+        self.chat_templates = as_named("chat_template", chat_template or {}, what, write)
         for name, token in self.special_tokens.items():
             if tokenizer.token_to_id(token) is None:
                 raise TokenizerError(
@@ -138,7 +132,8 @@ class Tokenizer:
             extra = None
         with errors_in(described):
             _add_tokens(inner, config.get("added_tokens_decoder") or {})
-            _mark_special(inner, special.values(), _token_texts(extra))
+            with reading("additional_special_tokens"):
+                _mark_special(inner, special.values(), map(_token_text, extra or ()))
             inner.encode_special_tokens = bool(config.get("split_special_tokens"))
             templates = _named_templates(config.get("chat_template"))
         templates |= _templates(folder)
@@ -384,40 +379,6 @@ class Tokenizer:
         return self.encode(text, add_special_tokens=False) if tokenize else text
 
 
-def _is_text(value: object) -> bool:
-    """Whether a value is a text that UTF-8 can store; half of a surrogate pair is not."""
-    return isinstance(value, str) and not _SURROGATE.search(value)
-
-
-def _as_texts(texts: Mapping[str, str] | None, name: str, write: str) -> dict[str, str]:
-    """Returns texts by name; none for None."""
-    found = {} if texts is None else texts
-    if isinstance(found, Mapping) and all(map(_is_text, (*found, *found.values()))):
-        return dict(found)
-    raise InvalidArgumentTypeError(
-        "Special tokens and chat templates are texts by name.",
-        where=f"Tokenizer: {name}",
-        got=f"{type(texts).__name__}: {texts!r:.80}",
-        write=f"{name}={write}",
-    )
-
-
-@contextmanager
-def _reading(where: str) -> Iterator[None]:
-    """Context manager for files and entries of other programs: what is wrong in them is named."""
-    try:
-        yield
-    except PaxError:
-        raise
-    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-        raise TokenizerError(
-            "A file of the tokenizer is not as transformers writes it.",
-            where=where,
-            got=named_line(error),
-            write="the file as transformers wrote it",
-        ) from None
-
-
 def _read_text(file: Path) -> bytes:
     try:
         return read_small_file(file, _LARGEST)
@@ -439,7 +400,7 @@ def _optional_json(file: Path) -> dict[str, Any]:
     """Reads an optional JSON file next to the tokenizer."""
     if not file.exists():
         return {}
-    with _reading(str(file)):
+    with reading(str(file)):
         found = json.loads(_read_text(file))
         if not isinstance(found, dict):
             raise TypeError(f"a JSON object was expected, not {found!r:.200}")
@@ -476,19 +437,11 @@ def _token_text(value: JSON) -> str:
     return str(value["content"]) if isinstance(value, dict) and "content" in value else str(value)
 
 
-def _token_texts(tokens: JSON) -> list[str]:
-    """The special tokens without a name."""
-    with _reading("additional_special_tokens"):
-        if not isinstance(tokens, list | NoneType):
-            raise TypeError(f"a list was expected, not {tokens!r:.100}")
-        return [_token_text(token) for token in tokens or ()]
-
-
 def _add_tokens(inner: tokenizers.Tokenizer, described: Mapping[str, Any]) -> None:
     """Adds the tokens of ``tokenizer_config.json`` that ``tokenizer.json`` lacks, by their ids."""
     make = require("tokenizers", "tokenizers", "Tokenizer").AddedToken
     flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
-    with _reading("added_tokens_decoder"):
+    with reading("added_tokens_decoder"):
         ordered = sorted(described.items(), key=lambda each: int(each[0]))
         tokens = [
             make(token["content"], **{name: token[name] for name in flags if name in token})
@@ -512,7 +465,7 @@ def _named_templates(templates: list[dict[str, str]] | str | None) -> dict[str, 
     """The templates of a configuration: one, or a list with names."""
     if templates is None or isinstance(templates, str):
         return {} if templates is None else {"default": templates}
-    with _reading("chat_template"):
+    with reading("chat_template"):
         return {str(each["name"]): str(each["template"]) for each in templates}
 
 
@@ -525,6 +478,6 @@ def _templates(folder: Path) -> dict[str, str]:
     own |= {file.stem: file for file in sorted(folder.glob("additional_chat_templates/*.jinja"))}
     for name, file in own.items():
         if file.exists():
-            with _reading(str(file)):
+            with reading(str(file)):
                 found[name] = _read_text(file).decode()
     return found

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 
 from pax_export._foundations.check import checked_integer
 from pax_export._foundations.errors import InvalidArgumentError, InvalidArgumentTypeError
-from pax_export._foundations.types import PyTree
+from pax_export._foundations.types import PRNGKey
 
 __all__ = [
     "Sampler",
@@ -77,7 +77,7 @@ class Sampler:
         values = {name: getattr(self, name) for name in self.traced}
         return self._joined(dict.fromkeys(values)), values
 
-    def _joined(self, values: PyTree) -> Sampler:
+    def _joined(self, values: Any) -> Sampler:
         if not values:
             return self
         made = copy.copy(self)  # its own checks expect numbers
@@ -96,7 +96,7 @@ class Sampler:
         return logits
 
     def choose(
-        self, logits: jax.Array, keys: PyTree = None, seen: jax.Array | None = None
+        self, logits: jax.Array, keys: PRNGKey | None = None, seen: jax.Array | None = None
     ) -> jax.Array:
         """Chooses a token for each row.
 
@@ -155,7 +155,7 @@ class _Chain(Sampler):
         parts, values = zip(*[part._split() for part in self.parts])
         return _Chain(parts), values
 
-    def _joined(self, values: PyTree) -> Sampler:
+    def _joined(self, values: Any) -> Sampler:
         return _Chain(tuple([part._joined(each) for part, each in zip(self.parts, values)]))
 
     def adjust(self, logits: jax.Array, seen: jax.Array | None) -> jax.Array:
