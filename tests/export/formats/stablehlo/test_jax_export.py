@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 from collections import namedtuple
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +17,6 @@ from tests.closeness import assert_close
 from tests.export.models import affine, affine_params, random
 from tests.refusals import refused
 
-ROOT = Path(__file__).parents[4]
 KEY = "serving_default"
 
 
@@ -271,56 +269,3 @@ def test_typed_keys_as_weights_and_as_arguments(save):
     bundle = save((params, draw), jax.ShapeDtypeStruct((), key.dtype), state="keep")
     assert_close(bundle(key), draw(params, key), rtol=1e-6)
     assert_close(bundle(jax.random.key_data(key)), draw(params, key), rtol=1e-6)
-
-
-# Several devices: in a process that has eight.
-
-_SHARDED = """
-import sys, jax, jax.numpy as jnp, numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-from pax_export.export import load, to_stablehlo
-from tests.closeness import assert_close
-
-mesh = Mesh(np.array(jax.devices()), ("batch",))
-by_row, everywhere = NamedSharding(mesh, P("batch")), NamedSharding(mesh, P())
-weights = jax.device_put({"w": jnp.ones((8, 2)), "b": jnp.ones(2)}, {"w": by_row, "b": everywhere})
-x = jax.ShapeDtypeStruct((16, 8), "float32", sharding=by_row)
-function = (weights, lambda params, x: jnp.tanh(x @ params["w"] + params["b"]))
-to_stablehlo(function, sys.argv[1], x, vjp_order=1, platforms=("cpu",))
-bundle = load(sys.argv[1])
-exported = bundle.exported["serving_default"]
-assert exported.nr_devices == 8, exported.nr_devices
-
-# Another mesh, with the devices in another order.
-other = Mesh(np.array(jax.devices()[::-1]), ("batch",))
-shardings = exported.in_shardings_jax(other)
-assert shardings[-1].is_equivalent_to(NamedSharding(other, P("batch")), 2), shardings
-assert shardings[1].shard_shape((8, 2)) == (1, 2), shardings
-values = np.random.default_rng(0).normal(size=(16, 8)).astype(np.float32)
-placed = bundle.placed(other)
-given = jax.device_put(values, shardings[-1])
-found = placed(given)
-assert_close(found, np.tanh(values @ np.ones((8, 2)) + 1), rtol=1e-5)
-assert len(found.sharding.device_set) == 8
-gradient = jax.grad(lambda x: placed(x).sum())(given)
-assert gradient.shape == (16, 8)
-
-try:
-    bundle(values)
-except ValueError as error:
-    assert "exported for 8 devices" in str(error), error
-else:
-    raise AssertionError("called on one device")
-print("done")
-"""
-
-
-def test_shardings_over_eight_devices(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", _SHARDED, str(tmp_path / "bundle")],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "JAX_NUM_CPU_DEVICES": "8", "JAX_PLATFORMS": "cpu"},
-    )
-    assert done.stdout.strip() == "done", done.stderr[-3000:]
