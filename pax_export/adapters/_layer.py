@@ -156,15 +156,9 @@ ByArray = dict[str, LoRA]
 def put_adapter(layer: Module, name: str, adapter: ByArray) -> Any:
     """Adds an adapter to a layer, with the layer's mode and policy."""
     now = adapters_of(layer)
-    if not isinstance(name, str) or not name or "." in name:
+    if not isinstance(name, str) or not name or "." in name or name in now:
         raise InvalidArgumentError(
-            "The name of an adapter is a word without dots: it is a part of names of weights.",
-            got=repr(name),
-            write='name="default"',
-        )
-    if name in now:
-        raise InvalidArgumentError(
-            "This layer has an adapter of this name already.",
+            "The name of an adapter is a new word without dots: a part of names of weights.",
             where=repr(layer)[:200],
             got=repr(name),
             write="another name, or pax.adapters.remove(net, name) before",

@@ -14,7 +14,6 @@ from pax_export._foundations.errors import InvalidArgumentTypeError
 from pax_export._foundations.types import Array
 from pax_export.core import (
     DeclaredArray,
-    EmptyNode,
     Module,
     ParameterModule,
     adaptable_arrays,
@@ -67,19 +66,13 @@ def sizes_of(adapted: DeclaredArray, where: str) -> KernelSizes:
         InvalidArgumentTypeError: the layer lacks the array, or it has no floating-point dtype.
     """
     weight = adapted.array
-    if isinstance(weight, EmptyNode) or not hasattr(weight, "shape"):
+    is_array = hasattr(weight, "shape") and hasattr(weight, "dtype")
+    if not is_array or not jnp.issubdtype(weight.dtype, jnp.inexact):
         raise InvalidArgumentTypeError(
-            "An adapter requires a layer with its weight.",
+            "An adapter requires a layer with a weight of a floating-point dtype.",
             where=where,
-            got=f"{type(weight).__name__} for {adapted.name}",
-            write="the whole net, not net.parameters()",
-        )
-    if not jnp.issubdtype(weight.dtype, jnp.inexact):
-        raise InvalidArgumentTypeError(
-            "An adapter requires a weight with a floating-point dtype.",
-            where=where,
-            got=describe_array(weight),
-            write="a layer with a floating-point weight such as float32 or bfloat16",
+            got=describe_array(weight) if is_array else type(weight).__name__,
+            write="the whole net, not net.parameters(); weights of float32 or bfloat16",
         )
     rank = len(adapted.axes)
     inputs = tuple([weight.shape[axis] for axis in adapted.input_axes])

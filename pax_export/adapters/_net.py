@@ -13,7 +13,7 @@ import numpy as np
 from jax.tree_util import tree_flatten_with_path
 
 from pax_export._foundations.check import as_strings, checked_float
-from pax_export._foundations.errors import InvalidArgumentError, PaxError, a_few, near_names
+from pax_export._foundations.errors import InvalidArgumentError, PaxError, a_few
 from pax_export._foundations.types import PRNGKey
 from pax_export.adapters import _layer as layers
 from pax_export.adapters._lora import LoRA
@@ -136,18 +136,11 @@ def _find_adaptable(
                 else:
                     found[own] = layer
     if not found:
-        why = (
-            "all of it is trained as a whole"
-            if trained
-            else "no layer that declares a kernel or table"
-        )
         raise InvalidArgumentError(
-            f"The targets select no layers to adapt: {why}.",
+            "The targets select no layer that declares a kernel or table and is not in train=.",
             where="add.targets",
             got=a_few(trained, 5) if trained else repr(targets)[:200],
-            write="targets other than those of train="
-            if trained
-            else "the class or path of a layer",
+            write="the class or path of a layer",
         )
     return list(found.items())
 
@@ -204,12 +197,11 @@ def require_adapters(net: Module, what: str, wanted: Iterable[str] = ()) -> list
     there = names(net)
     for name in wanted:
         if name not in there:
-            near = near_names(str(name), there)
             raise InvalidArgumentError(
                 "The net has no adapter with this name.",
                 where=what,
                 got=repr(name),
-                write=" or ".join(map(repr, near or there)),
+                write=" or ".join(map(repr, there)),
             )
     return found
 

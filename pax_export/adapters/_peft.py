@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import tree_flatten, tree_unflatten
 
-from pax_export._foundations.errors import WeightsFileError, near_names
+from pax_export._foundations.errors import WeightsFileError
 from pax_export._foundations.types import Array, PRNGKey
 from pax_export.adapters._lora import LoRA, is_table, kernel_rank, sizes_of
 from pax_export.core import (
@@ -386,7 +386,6 @@ class Reading:
         return False
 
     def _check(self, path: str, found: FoundAdapter) -> None:
-        """Records missing arrays and wrong shapes of an adapter."""
         adapted = self.adaptable[path]
         a_name, b_name = array_suffixes(adapted)
         names = {s: full_name(found.own_path, s) for s in (a_name, b_name, MAGNITUDE)}
@@ -439,11 +438,6 @@ class Reading:
     def _suggestion(self) -> str:
         if self.has_tied_head and any("head" in each for each in self._unexpected):
             return f"{UNTIED}, which has a head of its own"
-        for name in self._unexpected:
-            own, suffix = _split_name(name.removeprefix(f"{PREFIX}."))
-            near = near_names(own, [path for path in self._paths if path])
-            if suffix and near and own not in self._paths:
-                return f"the net that they were trained for, or rename={{{near[0]!r}: {own!r}}}"
         return "the net that they were trained for, or rename={path: path in the file}"
 
     def with_whole(self, net: Module) -> Any:

@@ -17,7 +17,6 @@ from pax_export._foundations.errors import (
     MissingWeightsFileError,
     WeightsFileError,
     a_few,
-    near_names,
 )
 from pax_export._foundations.files import directory
 from pax_export._foundations.files.overwrite_guard import Belongs, some_names
@@ -139,9 +138,7 @@ def _check_rename(rename: Mapping[str, str] | None, net: Module, where: str) -> 
                 "rename= names no module of the net.",
                 where=f"{where}(rename=)",
                 got=repr(pattern),
-                write=f"{UNTIED}, which has a head of its own"
-                if pattern == "head" and _tied_layers(net)
-                else " or ".join(near_names(pattern, paths, 3)) or f"one of {a_few(paths[1:], 5)}",
+                write=f"one of {a_few(paths[1:], 5)}; for a tied head {UNTIED}",
             )
     return checked
 
@@ -160,7 +157,6 @@ def _trained_beside(net: Module) -> list[tuple[str, Any, str, Any]]:
 
 
 def _recognize_adapters(path: Path) -> Belongs | None:
-    """Returns True for a folder of adapters."""
     if not (path / peft.CONFIG).is_file():
         return None
     return (peft.CONFIG, peft.WEIGHTS).__contains__

@@ -236,7 +236,6 @@ def _on_one_device(array: jax.Array) -> np.ndarray:
 
 
 def _aligned_empty(shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
-    """An array without values."""
     size = math.prod(shape) * np.dtype(dtype).itemsize
     memory = np.empty(size + _ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % _ALIGNMENT

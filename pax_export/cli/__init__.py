@@ -7,13 +7,16 @@ import os
 import sys
 from collections.abc import Sequence
 
-from pax_export.cli import certify, diff, export, inspect, quantize, retarget, run, validate
+from pax_export.cli import certify, export, inspect, quantize, retarget, run, validate
 from pax_export.cli._command import EXIT_CODES
 
 __all__ = ["main"]
 
 # In the order in which one meets them.
-_COMMANDS = (export, quantize, inspect, diff, validate, certify, run, retarget)
+_COMMANDS = (
+    export.add, quantize.add, inspect.add, inspect.add_diff, validate.add, certify.add, run.add,
+    retarget.add,
+)  # fmt: skip
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -33,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     version = sys.modules["pax_export"].__version__
     parser.add_argument("--version", action="version", version=f"pax-export {version}")
     commands = parser.add_subparsers(required=True, metavar="command", title="commands")
-    for command in _COMMANDS:
-        command.add(commands)
+    for add in _COMMANDS:
+        add(commands)
     options = parser.parse_args(arguments)
     return options.call(options)

@@ -125,7 +125,6 @@ def _split_signature(text: str, keys: Collection[str]) -> tuple[str, str]:
 
 
 def _input_spec(text: str) -> tuple[str, Any]:
-    """Reads ``[NAME=]SHAPE[:DTYPE]``."""
     from pax_export.export import spec
 
     name, rest = split_name(text)

@@ -87,12 +87,10 @@ def add(commands: Any) -> None:
 
 
 def _formats_by_target() -> dict[str, Format]:
-    """The formats, as the command line calls them."""
     return {each.option or each.name: each for each in all_formats().values()}
 
 
 def _of_formats(targets: Mapping[str, Format]) -> dict[str, Mapping[str, Any]]:
-    """The options that formats have for themselves."""
     return {name: how for each in targets.values() for name, how in each.options.items()}
 
 

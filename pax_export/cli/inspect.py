@@ -1,8 +1,9 @@
-"""``pax-export inspect``: describes an export without loading it."""
+"""``pax-export inspect`` and ``diff``: describe exports without loading them."""
 
 from __future__ import annotations
 
 import argparse
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,26 @@ def add(commands: Any) -> None:
         action="store_true",
         help="print the table of pax.inspect instead, with the FLOPs of a call; requires jax",
     )
+
+
+def add_diff(commands: Any) -> None:
+    """Adds ``pax-export diff``, which prints the differences of two exports."""
+    parser = add_command(
+        commands, "diff", _run_diff, "compare two exports",
+        "Prints which arrays of two exports were added, dropped, reshaped, retyped or changed in "
+        "value.  Neither is loaded.",
+    )  # fmt: skip
+    parser.add_argument("first", metavar="DIR", help="the path of an export, a directory or a file")
+    parser.add_argument("second", metavar="DIR", help="the path of another one")
+    add_shared_options(parser, "json")
+
+
+def _run_diff(options: argparse.Namespace) -> int:
+    from pax_export import inspection
+
+    found = inspection.diff(options.first, options.second)
+    print_result(options, lambda: asdict(found), escape_controls(str(found)))
+    return DONE
 
 
 def _run_inspect(options: argparse.Namespace) -> int:

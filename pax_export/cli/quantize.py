@@ -134,7 +134,6 @@ def _run_in(name: str, net: Any, small: Any, batches: list[tuple[np.ndarray, ...
 
 
 def _read_batch(file: str) -> tuple[np.ndarray, ...]:
-    """Reads the arguments of one call."""
     try:
         found = np.load(file, allow_pickle=False)
         return (found,) if isinstance(found, np.ndarray) else tuple(found.values())

@@ -91,7 +91,6 @@ def bucket_sizes(
 
 
 def _longrope_of(lm: LanguageModel) -> Any:
-    """The scaling of a net that rotates short and long contexts by other frequencies."""
     scaling: Any = getattr(getattr(lm, "config", None), "rotary_scaling", None)
     return scaling if getattr(scaling, "kind", None) == "longrope" else None
 
@@ -111,7 +110,6 @@ def _check_one_rotation(lm: LanguageModel, shortest: int, longest: int) -> None:
 
 
 def _is_at_hand(leaf: object) -> bool:
-    """Returns whether an array is concrete and addressable."""
     if is_tracer(leaf):
         return False
     return not isinstance(leaf, jax.Array) or leaf.is_fully_addressable

@@ -249,7 +249,6 @@ def _signatures(given: Sequence[str] | None, format: str) -> tuple[str, ...]:
 
 
 def _checked_size(name: str, given: int | str | None) -> int | str:
-    """Returns a size, or the name of a symbolic size."""
     return given if isinstance(given, str) else checked_count(given, name, f"export: {name}")
 
 
@@ -400,7 +399,6 @@ class _Served:
     def _add_session(
         self, calls: dict[str, list[Any]], tokens: np.ndarray, lengths: np.ndarray
     ) -> None:
-        """Adds the calls of prefill and decode for a batch of prompts."""
         rows, longest = len(tokens), int(lengths.max())
         room = longest + self.count if isinstance(self.room, str) else self.room
         check_new_room(room, lengths, 0, "export: prompts")

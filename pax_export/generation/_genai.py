@@ -183,7 +183,6 @@ def _genai_config(job: Job) -> dict[str, Any]:
 
 
 def _config(job: Job) -> dict[str, Any]:
-    """Returns transformers' config of the net, by which transformers.js creates the cache."""
     config = job.lm.config
     try:
         made = hf_config(config, job.where)
@@ -214,7 +213,6 @@ def _asked(job: Job, calls: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _run(job: Job, place: Path, calls: Mapping[str, Any], seconds: float) -> list[list[int]]:
-    """The ids that follow each prompt; texts are tokenized as in Python, or it is an error."""
     theirs = run_runtime(GENAI, place, _asked(job, calls), seconds)
     _check_texts(job, GENAI.title, calls, theirs)
     return theirs["prompts"]
@@ -227,7 +225,6 @@ _PROGRAM = ("node", str(Path(__file__).with_name("transformers_js.mjs")))
 
 
 def _find_transformers_js() -> None:
-    """Refuses to go on where Node.js does not find the package."""
     if shutil.which("node") is None or subprocess.run(_PROGRAM, capture_output=True).returncode:
         raise MissingPackageError(
             "transformers.js is not installed.",
@@ -237,7 +234,6 @@ def _find_transformers_js() -> None:
 
 
 def _run_in_node(job: Job, place: Path, calls: Mapping[str, Any], seconds: float) -> list[Any]:
-    """The ids that follow each prompt alone, and then in a batch."""
     theirs = run_runtime(TRANSFORMERS_JS, place, _asked(job, calls), seconds)
     _check_texts(job, TRANSFORMERS_JS.title, calls, theirs)
     return [up_to_stop(each, job.stop) for each in (*theirs["prompts"], *theirs["batch"])]
@@ -310,7 +306,6 @@ class FusedReading(PlacedReading):
         return heads.reshape((*heads.shape[:2], config.num_heads, -1)), pair
 
     def _mask(self, kind: LayerKind) -> jax.Array:
-        """The bias of the logits, which masks keys."""
         if ("mask", kind.window) not in self._kept:
             mask, bias = self.seen(kind)
             bias = jnp.float32(0.0) if bias is None else bias
@@ -353,7 +348,6 @@ def _write_page(job: Job, place: Path) -> Report | Mapping[str, Any]:
 def _run_in_browser(
     job: Job, place: Path, calls: Mapping[str, Any], seconds: float
 ) -> list[list[int]]:
-    """The ids that follow each prompt; texts are tokenized as in Python, or it is an error."""
     assert job.tokenizer is not None
     with browser.opened(place, _file("answer.js"), seconds=seconds) as ask:
         for text in calls["texts"]:

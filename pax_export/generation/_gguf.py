@@ -313,7 +313,6 @@ def _tensor_type(word: str, special: Mapping[str, bool], unknown: str | None, mo
 
 
 def _run(job: Job, place: Path, calls: Mapping[str, Any], seconds: float) -> list[list[int]]:
-    """The ids that follow each prompt; a conversation is written as in Python."""
     assert job.tokenizer is not None
     own = chat_prompt(job) if job.tokenizer.chat_template else ""
     fits = own and len(job.tokenizer.encode(own)) + 1 < job.room

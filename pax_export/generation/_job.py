@@ -191,7 +191,6 @@ def _is_wide(job: Job) -> bool:
 
 
 def _greedy_tokens(job: Job, prompts: Sequence[Sequence[int]], steps: int) -> list[list[int]]:
-    """Returns jax's greedy tokens; a sequence ends with its stop."""
     stop = list(job.stop)
     options = {"max_new_tokens": steps, "stop": stop or None, "pad": 0}
     rows = [list(each) for each in prompts]

@@ -146,7 +146,6 @@ def _write_container(job: Job, place: Path, model: Path) -> None:
 
 
 def _write_header(sections: list[tuple[int, str, int, int]]) -> bytes:
-    """Returns the flat buffer with the offsets of all sections."""
     flatbuffers: Any = require("flatbuffers", "litertlm", _PURPOSE)
     builder = flatbuffers.Builder(1024)
 
@@ -235,7 +234,6 @@ def _template(job: Job) -> str:
 
 
 def _run(job: Job, place: Path, calls: Mapping[str, Any], seconds: float) -> list[str]:
-    """The texts that follow each prompt; a conversation is written as in Python."""
     assert job.tokenizer is not None
     has_template = bool(job.tokenizer.chat_template)
     asked = {**calls, "message": HELLO[0] if has_template else None}

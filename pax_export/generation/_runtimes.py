@@ -314,8 +314,6 @@ def _is_tested(runtime: Runtime, validate: bool, path: str | os.PathLike[str]) -
 
 
 def _recognize_export(runtime: Runtime) -> overwrite_guard.Recognize:
-    """Returns a recognizer of earlier exports of this kind."""
-
     def recognized(path: Path) -> overwrite_guard.Belongs | None:
         try:
             if path.is_file():

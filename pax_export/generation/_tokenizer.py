@@ -24,7 +24,7 @@ from pax_export._foundations.files.paths import read_small_file
 from pax_export._foundations.optional import require
 from pax_export.generation._chat_template import JSON, render
 from pax_export.generation._foreign_keywords import TEMPLATE_KEYWORDS
-from pax_export.generation._vocabularies import of_gguf, of_json, reading
+from pax_export.generation._vocabularies import of_gguf, of_json, reading_tokenizer
 from pax_export.weights import local_path, open_source
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class Tokenizer:
             extra = None
         with errors_in(described):
             _add_tokens(inner, config.get("added_tokens_decoder") or {})
-            with reading("additional_special_tokens"):
+            with reading_tokenizer("additional_special_tokens"):
                 _mark_special(inner, special.values(), map(_token_text, extra or ()))
             inner.encode_special_tokens = bool(config.get("split_special_tokens"))
             templates = _named_templates(config.get("chat_template"))
@@ -397,10 +397,9 @@ def _read_text(file: Path) -> bytes:
 
 
 def _optional_json(file: Path) -> dict[str, Any]:
-    """Reads an optional JSON file next to the tokenizer."""
     if not file.exists():
         return {}
-    with reading(str(file)):
+    with reading_tokenizer(str(file)):
         found = json.loads(_read_text(file))
         if not isinstance(found, dict):
             raise TypeError(f"a JSON object was expected, not {found!r:.200}")
@@ -441,7 +440,7 @@ def _add_tokens(inner: tokenizers.Tokenizer, described: Mapping[str, Any]) -> No
     """Adds the tokens of ``tokenizer_config.json`` that ``tokenizer.json`` lacks, by their ids."""
     make = require("tokenizers", "tokenizers", "Tokenizer").AddedToken
     flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
-    with reading("added_tokens_decoder"):
+    with reading_tokenizer("added_tokens_decoder"):
         ordered = sorted(described.items(), key=lambda each: int(each[0]))
         tokens = [
             make(token["content"], **{name: token[name] for name in flags if name in token})
@@ -465,7 +464,7 @@ def _named_templates(templates: list[dict[str, str]] | str | None) -> dict[str, 
     """The templates of a configuration: one, or a list with names."""
     if templates is None or isinstance(templates, str):
         return {} if templates is None else {"default": templates}
-    with reading("chat_template"):
+    with reading_tokenizer("chat_template"):
         return {str(each["name"]): str(each["template"]) for each in templates}
 
 
@@ -478,6 +477,6 @@ def _templates(folder: Path) -> dict[str, str]:
     own |= {file.stem: file for file in sorted(folder.glob("additional_chat_templates/*.jinja"))}
     for name, file in own.items():
         if file.exists():
-            with reading(str(file)):
+            with reading_tokenizer(str(file)):
                 found[name] = _read_text(file).decode()
     return found

@@ -71,7 +71,7 @@ _NAMED_CUTS = {other: CUTS[name] for name, those in _SAME_CUTS.items() for other
 
 
 @contextmanager
-def reading(where: str | Path) -> Iterator[None]:
+def reading_tokenizer(where: str | Path) -> Iterator[None]:
     """Context manager for files and entries of other programs: what is wrong in them is named."""
     try:
         yield
@@ -90,7 +90,7 @@ def reading(where: str | Path) -> Iterator[None]:
 def of_json(content: bytes, where: str) -> tokenizers.Tokenizer:
     """The tokenizer of a ``tokenizer.json``."""
     library = require("tokenizers", "tokenizers", _PURPOSE)
-    with reading(where):
+    with reading_tokenizer(where):
         found = library.Tokenizer.from_buffer(content)
     found.no_truncation()  # the file's setting for training batches
     found.no_padding()
@@ -103,7 +103,7 @@ def of_gguf(
     """The tokenizer of a GGUF file, its special tokens by name, and its chat templates."""
     start = "tokenizer.ggml."
     fields = {key.removeprefix(start): metadata[key] for key in metadata if key.startswith(start)}
-    with reading(where):
+    with reading_tokenizer(where):
         words = fields["tokens"]
         kinds = list(map(int, fields.get("token_type", [1] * len(words))))
         if len(set(words)) != len(words) or len(kinds) != len(words):

@@ -38,6 +38,8 @@ __all__ = [
 
 #: Logits times or divided by numbers in this range are finite in float32.
 _LEAST, _MOST = 1e-20, 1e20
+#: The least probability above 0.
+_TINY = 5e-324
 #: So many tokens are looked for as fast as fewer.
 _FEW = 64
 
@@ -210,15 +212,8 @@ class temperature(Sampler):
     value: float
 
     def __post_init__(self) -> None:
-        value = _to_float("temperature", self.value)
-        if not _LEAST <= value <= _MOST:
-            raise InvalidArgumentError(
-                f"A temperature must be above 0, from {_LEAST} to {_MOST}.",
-                got=f"temperature({value})",
-                write="greedy(), for the likeliest token"
-                if 0 <= value < _LEAST
-                else "temperature(1.0)",
-            )
+        write = "temperature(1.0), or greedy() for the likeliest token"
+        value = _checked_number("temperature", self.value, _LEAST, _MOST, write)
         object.__setattr__(self, "value", value)
 
     def adjust(self, logits: jax.Array, seen: jax.Array | None) -> jax.Array:
@@ -294,7 +289,9 @@ class top_p(Sampler):
     part: float
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "part", _part("top_p", self.part))
+        object.__setattr__(
+            self, "part", _checked_number("top_p", self.part, _TINY, 1.0, "top_p(0.9)")
+        )
 
     def adjust(self, logits: jax.Array, seen: jax.Array | None) -> jax.Array:
         """Minus infinity for the others."""
@@ -329,7 +326,9 @@ class min_p(Sampler):
     part: float
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "part", _part("min_p", self.part))
+        object.__setattr__(
+            self, "part", _checked_number("min_p", self.part, _TINY, 1.0, "min_p(0.05)")
+        )
 
     def adjust(self, logits: jax.Array, seen: jax.Array | None) -> jax.Array:
         """Minus infinity for the others."""
@@ -365,13 +364,8 @@ class repetition_penalty(Sampler):
     penalty: float
 
     def __post_init__(self) -> None:
-        value = _to_float("repetition_penalty", self.penalty)
-        if not _LEAST <= value <= _MOST:
-            raise InvalidArgumentError(
-                f"A penalty must be above 0, from {_LEAST} to {_MOST}; 1 changes nothing.",
-                got=f"repetition_penalty({value})",
-                write="repetition_penalty(1.1)",
-            )
+        write = "repetition_penalty(1.1); 1 changes nothing"
+        value = _checked_number("repetition_penalty", self.penalty, _LEAST, _MOST, write)
         object.__setattr__(self, "penalty", value)
 
     def adjust(self, logits: jax.Array, seen: jax.Array | None) -> jax.Array:
@@ -384,23 +378,17 @@ def _at_least(logits: jax.Array, least: jax.Array) -> jax.Array:
     return jnp.where(logits < least, -jnp.inf, logits)
 
 
-def _to_float(name: str, value: object) -> float:
+def _checked_number(name: str, value: object, least: float, most: float, write: str) -> float:
     """A number as a float, so that ``1`` and ``1.0`` are one sampler."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise InvalidArgumentTypeError(
             "The numbers of a sampler must be Python numbers, not arrays.",
             got=f"{name}({type(value).__name__})",
-            write=f"{name}(0.9)",
+            write=write,
         )
-    return float(value)
-
-
-def _part(name: str, value: object) -> float:
-    part = _to_float(name, value)
-    if not 0 < part <= 1:
+    number = float(value)
+    if not least <= number <= most:
         raise InvalidArgumentError(
-            "A probability must be above 0 and at most 1.",
-            got=f"{name}({part})",
-            write=f"{name}(0.9)",
+            f"{name} must be from {least} to {most}.", got=f"{name}({number})", write=write
         )
-    return part
+    return number

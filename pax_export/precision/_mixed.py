@@ -12,7 +12,7 @@ from pax_export._foundations.errors import (
     InvalidArgumentError,
     InvalidArgumentTypeError,
     PolicyError,
-    near_names,
+    a_few,
 )
 from pax_export.core import (
     Chosen,
@@ -139,7 +139,6 @@ def remove_policies(module: M) -> M:
 
 
 def _in_float32(policy: jmp.Policy) -> jmp.Policy:
-    """The policy of exempt modules: at least float32, with the same output dtype."""
     param, compute = (
         jnp.promote_types(dtype, jnp.float32)
         for dtype in (policy.param_dtype, policy.compute_dtype)
@@ -153,17 +152,12 @@ def _exempt_modules(named: list[tuple[str, Any]], exempt: Selector) -> set[int]:
     for each in _as_filters(exempt):
         matches = _require_matcher(each)
         matched = [(path, module) for path, module in named if matches(path, module)]
-        if not matched:
+        if not matched or matched[0][0] == "":
             raise InvalidArgumentError(
-                "An exemption from a mixed-precision policy matches no module.",
-                got=_describe_filter(each),
-                write=_suggest_filter(each, named),
-            )
-        if matched[0][0] == "":
-            raise InvalidArgumentError(
-                "An exemption from a mixed-precision policy matches the whole net.",
-                got=_describe_filter(each),
-                write="a filter of submodules only, e.g. the path of one",
+                "An exemption from a mixed-precision policy matches no module, or the whole net.",
+                got=each.__qualname__ if isinstance(each, type) else repr(each),
+                write="a filter of submodules, such as "
+                + a_few([path for path, _ in named[1:]], 5),
             )
         found.update([id(module) for _, module in matched])
     return found
@@ -184,17 +178,3 @@ def _require_matcher(each: Selector) -> Callable[[str, Any], Any]:
         got=f"{type(each).__name__}: {each!r}"[:200],
         write='exempt=(pax.LayerNorm, "attention.output_projection", lambda module: ...)',
     )
-
-
-def _describe_filter(each: Selector) -> str:
-    return each.__qualname__ if isinstance(each, type) else repr(each)
-
-
-def _suggest_filter(each: Selector, named: list[tuple[str, Any]]) -> str:
-    """Suggestions: similar paths, or classes of the net."""
-    if isinstance(each, str):
-        paths = [path for path, _ in named if path]
-        near = near_names(each, paths, 3) or paths[:3]
-        return f"a path that ends so, such as {', '.join(near) or 'one of a submodule'}"
-    classes = dict.fromkeys([type(module).__qualname__ for path, module in named if path])
-    return f"a filter of what the net has: {', '.join(classes) or 'no submodules'}"

@@ -311,7 +311,6 @@ class CastView:
         return apply_bottom_up(module, switch)
 
     def _with_originals(self, tree: PyTree) -> Any:
-        """Replaces cast arrays by the originals."""
         leaves, treedef = tree_flatten(tree)
         if not any(id(leaf) in self._originals for leaf in leaves):
             return tree
@@ -320,7 +319,6 @@ class CastView:
 
 
 def _own_attributes(module: Module) -> dict[str, Any]:
-    """The attributes of a module, without cached properties."""
     cls = type(module)
     return {
         name: value

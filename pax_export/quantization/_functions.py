@@ -211,7 +211,6 @@ def _numbers(operand: Array | _ProgramWeight) -> Any:
 
 
 def _for_loop(equation: Equation, operands: list[Any]) -> list[Any]:
-    """The operands of a loop, where numbers are carried."""
     name, params = equation.primitive.name, equation.params
     if name == "scan":
         consts, carried, inputs = scan_operands(params, operands)

@@ -148,9 +148,9 @@ def quantize(
         (8, 10)
 
     """
-    _check(4 if budget is not None and scheme == "asymmetric" else bits, group, scheme)
-    _check_activations(activations, batches)
-    _check_rounding(rounding, batches, train)
+    wanted = _IntegerOptions(bits, group, scheme, rounding, budget, train)
+    few = 4 if budget is not None and scheme == "asymmetric" else bits
+    _check(wanted._replace(bits=few), activations, batches is not None)
     calls = None if batches is None else checked(batches)
     if isinstance(net, Selection):
         if at is not None:
@@ -163,7 +163,6 @@ def quantize(
         net, at = net.root, net
     found = _of_module(net, at) if isinstance(net, Module) else _of_pair(net, at, calls)
     before = found.whole
-    wanted = _IntegerOptions(bits, group, scheme, rounding, budget, train)
     arrays, targets, left = _trained_and_others(found, wanted)
     fallbacks: dict[str, str] = {}
     sensitivity: Mapping[str, float] = {}
@@ -228,7 +227,6 @@ def quantize(
 
 
 def _sizes(net: _Net) -> dict[str, int]:
-    """The sizes of arrays in bytes, by name."""
     if not isinstance(net.whole, Module):
         return {target.name: target.weight.nbytes for target in net.targets}
     return {name: leaf.nbytes for name, leaf in named_leaves(net.whole) if is_array(leaf)}
@@ -244,7 +242,7 @@ class _IntegerOptions(NamedTuple):
     budget: float | None
     train: bool
 
-    def change(self, form: Form) -> bool:
+    def asks_for_others(self, form: Form) -> bool:
         """Whether they ask for other integers than those of a trained weight."""
         new = self.train or self.rounding != "nearest" or self.budget is not None
         like = ((8, form.bits), (None, form.group), ("symmetric", form.scheme))
@@ -268,7 +266,7 @@ def _trained_and_others(
                 "quantization.dequantize(net) first",
             )
         if isinstance(target.weight, RoundedArray):
-            if wanted.change(target.weight.form):
+            if wanted.asks_for_others(target.weight.form):
                 raise QuantizationError(
                     "The integers of this weight are trained, and stay as they are.",
                     where=target.name,
@@ -360,7 +358,6 @@ def _loss(
 
 
 def _measured(metric: Callable[[Any], Any], net: Net) -> float:
-    """What the metric of a user says of a net, a number."""
     return float(metric(net))
 
 
@@ -380,49 +377,29 @@ def dequantize(net: Module) -> Any:
     )
 
 
-def _check(bits: int, group: int | None, scheme: str) -> None:
-    if isinstance(bits, bool) or bits not in (4, 8):
+def _check(wanted: _IntegerOptions, activations: str | None, has_batches: bool) -> None:
+    bits, group, scheme = wanted[:3]
+    known = isinstance(scheme, str) and (scheme, bits) in LEVELS and not isinstance(bits, bool)
+    grouped = group is None or (type(group) is int and group == GROUP and scheme != "float")
+    if not (known and grouped):
         raise InvalidArgumentError(
-            "bits must be 8 or 4.", where="quantize(bits=...)", got=repr(bits), write="bits=8"
+            "There are no integers with these bits, groups and scheme.",
+            where="quantize(bits, group, scheme)",
+            got=f"bits={bits!r}, group={group!r}, scheme={scheme!r}",
+            write=" or ".join(f"bits={bits}, scheme={scheme!r}" for scheme, bits in LEVELS)
+            + f"; group=None, or {GROUP} for integers",
         )
-    if group not in (None, GROUP) or isinstance(group, bool):
+    checked_choice(wanted.rounding, ("nearest", "gptq"), "quantize(rounding=...)")
+    if activations is not None:
+        checked_choice(activations, METHODS, "quantize(activations=...)")
+    is_gptq = wanted.rounding == "gptq"
+    needs_batches = is_gptq or activations not in (None, "dynamic")
+    if (needs_batches and not has_batches) or (is_gptq and wanted.train):
         raise InvalidArgumentError(
-            f"A group must have {GROUP} elements.",
-            where="quantize(group=...)",
-            got=repr(group),
-            write=f"group={GROUP}, or None",
-        )
-    known = isinstance(scheme, str) and (scheme, bits) in LEVELS
-    if not known or (scheme == "float" and group is not None):
-        raise InvalidArgumentError(
-            "The scheme is unknown, or does not support these bits or groups.",
-            where="quantize(scheme=...)",
-            got=f"scheme={scheme!r}, bits={bits}, group={group}",
-            write=" or ".join(f"bits={bits}, scheme={scheme!r}" for scheme, bits in LEVELS),
-        )
-
-
-def _check_activations(activations: str | None, batches: Iterable[Any] | None) -> None:
-    if activations is None:
-        return
-    checked_choice(activations, METHODS, "quantize(activations=...)")
-    if activations != "dynamic" and batches is None:
-        raise InvalidArgumentError(
-            "Static scales of activations require batches.",
-            where="quantize(activations=...)",
-            got=f"activations={activations!r} without batches",
-            write=f"quantize(net, [x], activations={activations!r}), or activations='dynamic'",
-        )
-
-
-def _check_rounding(rounding: str, batches: Iterable[Any] | None, train: bool) -> None:
-    checked_choice(rounding, ("nearest", "gptq"), "quantize(rounding=...)")
-    if rounding == "gptq" and (batches is None or train):
-        raise InvalidArgumentError(
-            "GPTQ requires batches, and is not for training.",
-            where="quantize(rounding='gptq')",
-            got="train=True" if train else "no batches",
-            write="quantize(net, [x], rounding='gptq')",
+            "Static scales of activations and GPTQ require batches, and GPTQ is not for training.",
+            where="quantize(batches=...)",
+            got="no batches" if not has_batches else "train=True",
+            write="quantize(net, [x], ...); activations='dynamic'",
         )
 
 

@@ -186,7 +186,6 @@ def _nearest(numbers: Array, levels: Levels) -> Any:
 
 
 def _ranges(numbers: Array, inner: int, scheme: str) -> tuple[Any, Any]:
-    """Returns the size and the middle of the range of each group."""
     if scheme == "symmetric":
         largest = jnp.max(jnp.abs(numbers), inner, keepdims=True)
         return largest, jnp.zeros_like(largest)

@@ -7,17 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
-from pax_export._foundations.errors import ShardingError, near_names
+from pax_export._foundations.errors import ShardingError, a_few
 from pax_export._foundations.types import AnyMesh, PyTree
 from pax_export.core import Spec
-from pax_export.sharding._mesh import checked_mesh, mesh_text, names_in, parts_of, sizes_of
+from pax_export.sharding._mesh import checked_mesh, mesh_text, parts_of, sizes_of
 from pax_export.sharding._rules import (
-    ClassRule,
     LeafPath,
     Match,
-    PathRule,
     Rules,
     RulesLike,
     Sizes,
@@ -172,52 +170,31 @@ class Followers(Rules):
 
 
 def require_fit(leaf: LeafPath, spec: Spec, source: str, sizes: Sizes) -> None:
-    """Raises unless a spec is valid for a leaf on a mesh."""
-    described = f"{spec_text(spec)} of {source} for shape {leaf.shape}"
-    if len(spec) > len(leaf.shape):
+    """Raises unless a spec is valid for a leaf on a mesh; jax says why."""
+    mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes))
+    try:
+        if len(spec) > len(leaf.shape):
+            raise ValueError(f"{len(spec)} entries for {len(leaf.shape)} axes")
+        NamedSharding(mesh, PartitionSpec(*spec)).shard_shape(leaf.shape)
+    except Exception as error:  # jax has several classes for specs that do not fit
         raise ShardingError(
-            "A partition spec has at most one entry for each axis of the array.",
+            "A partition spec does not fit its leaf, or the mesh.",
             where=leaf.name,
-            got=f"{len(spec)} entries for {len(leaf.shape)} axes: {described}",
-            write="a spec of its rank; for the state of an optimizer, "
-            "rules=pax.sharding.following(model, rules)",
-        )
-    seen: set[str] = set()
-    for axis, entry in enumerate(spec):
-        names = names_in(entry)
-        for name in names:
-            require_axis(name, sizes, leaf.name, described)
-            if name in seen:
-                raise ShardingError(
-                    "A mesh axis can split only one axis of an array.",
-                    where=leaf.name,
-                    got=f"{name!r} twice in {described}",
-                    write="another mesh axis, or None, in one of the two places",
-                )
-            seen.add(name)
-        parts = parts_of(entry, sizes)
-        if leaf.shape[axis] % parts:
-            by = mesh_text({name: sizes[name] for name in names})
-            by = by if len(names) == 1 else f"{by} (together {parts})"
-            raise ShardingError(
-                "A mesh axis must divide the axis of the array that it splits.",
-                where=leaf.name,
-                got=f"size {leaf.shape[axis]} of axis {axis} by {by}: {described}",
-                write=f"a size that is a multiple of {parts}, or None for axis {axis}",
-            )
+            got=f"{spec_text(spec)} of {source} for shape {leaf.shape}: {error}",
+            write=f"axes of the mesh ({mesh_text(sizes)}) that divide those of the array, each "
+            "once; for the state of an optimizer, rules=pax.sharding.following(model, rules)",
+        ) from error
 
 
 def require_axis(name: str, sizes: Sizes, where: str, described: str) -> None:
     """Raises a ShardingError unless a mesh has an axis of this name."""
-    if name in sizes:
-        return
-    close = near_names(name, sizes) or list(sizes)[:1]
-    raise ShardingError(
-        f"The mesh has no axis {name!r}.",
-        where=where,
-        got=f"{described}, on a mesh with {mesh_text(sizes)}",
-        write=f"{close[0]!r}, or a mesh with an axis {name!r}" if close else None,
-    )
+    if name not in sizes:
+        raise ShardingError(
+            f"The mesh has no axis {name!r}.",
+            where=where,
+            got=described,
+            write=f"an axis of the mesh: {mesh_text(sizes)}",
+        )
 
 
 def spec_text(spec: Spec) -> str:
@@ -236,40 +213,17 @@ def require_used(
     for rule in rules.parts():
         if not rule.must_match or id(rule) in used:
             continue
-        own = [pair for pair in matched if rule.match(pair[0], sizes, ()) is not None]
-        if not own:
-            raise _for_no_leaf(rule, [leaf for leaf, _ in matched])
-        shadows = [(leaf, match) for leaf, match in own if match is not None and match.rules]
-        if shadows:
-            leaf, match = shadows[0]
-            raise ShardingError(
-                "A rule has no effect: earlier rules match all its leaves, "
-                "and the first one counts.",
-                where=str(rule),
-                got=f"{' & '.join(map(str, match.rules))} for {leaf.name}",
-                write=f"{rule} before it",
-            )
+        own = [leaf.name for leaf, _ in matched if rule.match(leaf, sizes, ()) is not None]
+        raise ShardingError(
+            "A rule matches no leaf, or those of earlier rules alone: the first one counts.",
+            where=str(rule),
+            got=f"rules before it for {a_few(own, 5)}" if own else _leaves_text(matched),
+            write="a class, or a pattern of the whole path ('*.weight'), before other rules; or "
+            "pax.sharding.following(model, rules) for what belongs to the model",
+        )
 
 
-def _for_no_leaf(rule: Rules, leaves: list[LeafPath]) -> ShardingError:
-    names = [leaf.name for leaf in leaves]
-    got, write = f"{len(names)} leaves", "{MyLayer: {'weight': P(None, 'model')}}"
-    if isinstance(rule, PathRule):
-        close = near_names(rule.pattern, names) or names[:1]
-        got += f", such as {close[0]}" if close else ""
-        write = "a pattern of the whole path ('*.weight'), or of paths in the model and then "
-        write += "pax.sharding.following(model, rules) for what belongs to it"
-    if isinstance(rule, ClassRule):
-        got, write = _explain_class(rule, leaves)
-    return ShardingError("A rule matches no leaf.", where=str(rule), got=got, write=write)
-
-
-def _explain_class(rule: ClassRule, leaves: list[LeafPath]) -> tuple[str, str]:
-    """Suggests leaves for a class rule without matches."""
-    pairs = [(leaf, owner) for leaf in leaves for owner in leaf.owners]
-    own = {leaf.name_in(each): None for leaf, each in pairs if isinstance(each.module, rule.cls)}
-    if own:
-        name = rule.cls.__qualname__
-        return f"the leaves {', '.join(own)}", f"{{{name}: {{{next(iter(own))!r}: P(...)}}}}"
-    classes = {type(owner.module).__qualname__: None for _, owner in pairs}
-    return f"modules of {', '.join(classes) or 'no class'}", "a class of which there are modules"
+def _leaves_text(matched: Sequence[tuple[LeafPath, Match | None]]) -> str:
+    names = [leaf.name for leaf, _ in matched]
+    classes = {type(each.module).__qualname__: 0 for leaf, _ in matched for each in leaf.owners}
+    return f"leaves {a_few(names, 5)} of {', '.join(classes) or 'no module'}"

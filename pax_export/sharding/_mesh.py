@@ -61,7 +61,6 @@ def abstract_mesh(**axes: int) -> AbstractMesh:
 
 
 def _complete_sizes(axes: Mapping[str, int], devices: int | None) -> dict[str, int]:
-    """The sizes, with -1 resolved."""
     for name, size in axes.items():
         checked_integer(
             size, name, what="The size of a mesh axis", write="make_mesh(data=4, model=2)"

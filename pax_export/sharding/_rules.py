@@ -232,7 +232,6 @@ def _as_text(paths: tuple[tuple[Any, ...], ...]) -> frozenset[tuple[str, ...]]:
 
 
 def _rules_of(key: object, value: object) -> list[Rules]:
-    """Returns the rules for one entry of a mapping."""
     if isinstance(key, str):
         return [PathRule(key, as_spec(value, repr(key)))]
     if isinstance(key, Chosen):
@@ -379,6 +378,5 @@ def _leaf_path(leaf: Any, steps: tuple[str, ...], owners: tuple[Owner, ...]) -> 
 
 
 def _with_layer_axes(lifted: Vmap | Scan, found: list[LeafPath]) -> list[LeafPath]:
-    """The leaves in a `Vmap` or `Scan`, with the axis of layers."""
     axes = (dict(lifted.options)["state_axes"] or StateAxes({...: 0})).of(lifted._inner)
     return [replace(leaf, stacked=(axis, *leaf.stacked)) for leaf, axis in zip(found, axes)]

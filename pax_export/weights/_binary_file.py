@@ -56,6 +56,11 @@ class BinaryFile(RandomAccessBytes):
         self._number = _open_regular(path)
         self.size = os.fstat(self._number).st_size
 
+    @property
+    def beginning_text(self) -> str:
+        """What the file is, for messages."""
+        return f"a file of {self.size} bytes that begins with {self.begin(16)!r}"
+
     def read(self, offset: int, count: int) -> bytes:
         """`count` bytes from an offset on; an error if the file ends before."""
         return self.in_memory(offset, count).tobytes()

@@ -21,17 +21,6 @@ from pax_export.weights import _metadata
 from pax_export.weights._binary_file import BinaryFile, damage_error, refuse_damaged
 from pax_export.weights._metadata import NUMPY_NAMES, RESERVED, Description, Note, from_stored
 
-# First bytes of other file types, for the error about a file that is not safetensors.
-_SIGNATURES = {
-    b"": "an empty file",
-    b"PK\x03\x04": "a zip archive, as numpy's .npz and PyTorch's files are",
-    **{bytes([0x80, protocol]): "a pickle, which is never loaded" for protocol in range(2, 6)},
-    b"\x93NUMPY": "a numpy .npy file",
-    b"\x89HDF": "an HDF5 file",
-    b"\x1f\x8b": "a gzip archive",
-    b"GGUF": "a GGUF file",
-}
-
 
 def write_weights(
     path: Path,
@@ -108,7 +97,7 @@ def open_weights(path: Path) -> Iterator[WeightsFile]:
             raise WeightsFileError(
                 "The file is not a safetensors file, or is incomplete.",
                 where=str(path),
-                got=f"{describe_file(file)} ({error})",
+                got=f"{file.beginning_text} ({error})",
                 write="a file that pax_export.save_weights or another program wrote to its end; "
                 "module, report = pax_export.weights.adopt(module, path) for other formats",
             ) from error
@@ -149,18 +138,6 @@ class WeightsFile:
     def _mapped(self, name: str) -> np.ndarray:
         entry = self.entries[name]
         return self._file.array(entry.dtype, entry.shape, entry.offset)
-
-
-def describe_file(file: BinaryFile) -> str:
-    """Returns the file type that the first bytes suggest."""
-    begin = file.begin(16)
-    for signature, kind in _SIGNATURES.items():
-        if begin.startswith(signature) and (signature or not begin):
-            return kind
-    announced = 8 + int.from_bytes(begin[:8], "little")
-    if begin[8:9] == b"{":
-        return f"a safetensors header of {announced} bytes in a file of {file.size}"
-    return f"a file of {file.size} bytes that begins with {begin!r}"
 
 
 # --- the header of a safetensors file: dtype, shape and offset of each array ----------

@@ -14,7 +14,6 @@ from jax.tree_util import keystr, tree_flatten_with_path
 
 from pax_export._foundations.errors import (
     InvalidArgumentTypeError,
-    QuantizationError,
     UnsupportedDtypeError,
     WeightNameError,
     WeightsMismatchError,
@@ -242,7 +241,6 @@ def load_weights(module: PyTree, path: str | os.PathLike[str], *, strict: bool =
             `report` list all of them.
         WeightsFileError: (an OSError) the file is missing, is not a safetensors file,
             or is corrupted.
-        QuantizationError: (a ValueError) scales of a quantized weight are not finite.
         MissingPackageError: safetensors is not installed.
 
     Example:
@@ -278,30 +276,8 @@ def load_weights(module: PyTree, path: str | os.PathLike[str], *, strict: bool =
             _read_leaf(file, name, leaf) if name in fitting else leaf
             for name, leaf in leaves.items()
         ]
-    _check_scales(dict(zip(leaves, values)), path)
     loaded = jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(module), values)
     return loaded if strict else (loaded, report)
-
-
-def _check_scales(values: dict[str, Any], path: str | os.PathLike[str]) -> None:
-    """Refuses scales of quantized weights that are no numbers: nothing else is wrong of them."""
-    for name, value in values.items():
-        of_inputs = name.endswith(".inputs.scale")
-        weight = name.removesuffix(".inputs.scale" if of_inputs else ".scales")
-        if weight == name or f"{weight}.integers" not in values:
-            continue
-        if isinstance(value, jax.ShapeDtypeStruct):
-            continue
-        array = np.asarray(value)
-        right = np.isfinite(array) & (array > 0) if of_inputs else np.isfinite(array)
-        if count := int((~right).sum()):
-            also = ", or not above 0" if of_inputs else ""
-            raise QuantizationError(
-                "The scales of a quantized weight are damaged.",
-                where=f"{os.fspath(path)}: {name}",
-                got=f"{count} of {np.size(value)} are NaN or infinite{also}",
-                write="the file as it was saved, or quantize the net again",
-            )
 
 
 def _of_quantized(report: LoadReport) -> str:

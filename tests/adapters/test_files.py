@@ -238,7 +238,7 @@ def test_adapters_of_another_model_are_refused(tmp_path):
     folder = written(tmp_path / "a", arrays)
     named = (f"{prefix}0.lora_B.bias", f"{prefix}1.lora_B.weight", f"{prefix}2.lora_A.weight",
              f"{prefix}0.lora_A.weight: float32[2,9] in the file, [2,8]",
-             "rename={'modules.0': 'modules.2'}")  # fmt: skip
+             "rename={path: path in the file}")  # fmt: skip
     with refused(MISMATCH, *named, where=str(folder)):
         adapters.load(net, folder)
     for given, missing in (("lora_A.weight", "lora_B.weight"), ("bias", "")):

@@ -210,9 +210,9 @@ def test_a_loaded_net_is_exported(tmp_path):
     ("make", "policy", "exempt", "names"),
     [
         (transformer, FHF, ("rng_seq", "attention.softmax"),
-         ["got: 'attention.softmax'", "layers.0.attention"]),
+         ["got: 'attention.softmax'", "such as"]),
         (transformer, FHF, pax.GroupNorm,
-         ["got: GroupNorm", "RngSeq, CausalSelfAttention, Linear, LayerNorm, DenseBlock"]),
+         ["got: GroupNorm", "layers.0.attention"]),
         (transformer, FHF, pax.Module, ["got: Module"]),
         *[(transformer, FHF, wrong, ["exempt="]) for wrong in (3, [pax.LayerNorm, None])],
         (lambda: mixed_precision(pax.Sequential(pax.Linear(1, 1)), FHF), HHH, (),

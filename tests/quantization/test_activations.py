@@ -149,7 +149,7 @@ def test_inputs_of_a_trained_net_are_rounded_afterwards(activations):
 
 
 def test_refusals():
-    with pytest.raises(errors.InvalidArgumentError, match=r"(?s)without batches.*'dynamic'"):
+    with pytest.raises(errors.InvalidArgumentError, match=r"(?s)no batches.*'dynamic'"):
         quantize(net(), activations="static")
     with pytest.raises(errors.InvalidArgumentError, match=r"(?s)activations.*'int8'.*'percentile'"):
         quantize(net(), [X], activations="int8")

@@ -184,9 +184,9 @@ def test_weights_that_are_integers_on_one_side_alone(scheme, tmp_path):
 def test_refusals():
     with refused(errors.QuantizationError, where="modules.0.weight"):
         quantize(quantize(net())[0])
-    with refused(errors.InvalidArgumentError, where="quantize(bits=...)", got="5"):
+    with refused(errors.InvalidArgumentError, "bits=5", where="quantize(bits, group, scheme)"):
         quantize(net(), bits=5)
-    with refused(errors.InvalidArgumentError, where="quantize(group=...)", got="64"):
+    with refused(errors.InvalidArgumentError, "group=64", where="quantize(bits, group, scheme)"):
         quantize(net(), bits=4, group=64)
     with refused(errors.InvalidArgumentTypeError, where="quantize(batches=...)", got="ndarray"):
         quantize(net(), X)
@@ -202,7 +202,7 @@ def test_refusals():
                 quantize(net(), metric=metric, budget=budget)  # pyright: ignore
     for where, options in (
         ("quantize(budget=...)", {"budget": "0.1"}),
-        ("quantize(scheme=...)", {"scheme": ["float"]}),
+        ("quantize(bits, group, scheme)", {"scheme": ["float"]}),
     ):
         with refused(errors.InvalidArgumentError, where=where):
             quantize(net(), [X], **options)
@@ -270,23 +270,6 @@ def test_a_budget_that_cannot_be_met():
         quantize(net(), [X], budget=1e-7)
     with refused(errors.InvalidArgumentError, where="quantize(budget=...)"):
         quantize(net(), budget=0.1)
-
-
-def test_damaged_scales(tmp_path):
-    small, _ = quantize(net())
-    bad = small.at("modules.0.weight.scales").apply(lambda s: s.at[0, 3].set(jnp.nan))
-    pax.save_weights(bad, tmp_path / "w.safetensors")
-    with refused(errors.QuantizationError, got="1 of 32 are NaN or infinite"):
-        pax.load_weights(small, tmp_path / "w.safetensors")
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf, 0.0, -1.0])
-def test_damaged_scales_of_inputs(value, tmp_path):
-    small, _ = quantize(net(), [X], activations="static")
-    bad = small.at("modules.0.weight.inputs.scale").apply(lambda s: jnp.full_like(s, value))
-    pax.save_weights(bad, tmp_path / "w.safetensors")
-    with refused(errors.QuantizationError, got="1 of 1 are NaN or infinite, or not above 0"):
-        pax.load_weights(small, tmp_path / "w.safetensors")
 
 
 def test_training_through_rounding():

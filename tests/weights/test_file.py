@@ -1,12 +1,10 @@
 """Files: written whole or not at all, and refused where they are something else."""
 
-import io
 import json
 import os
 import pickle
 import stat
 import sys
-import zipfile
 
 import jax
 import jax.numpy as jnp
@@ -215,27 +213,11 @@ def test_an_array_that_differs_is_named(path):
     assert loaded["b"].tolist() == [[1, 1], [1, 1]]
 
 
-def written(save, *content, **arrays):
-    buffer = io.BytesIO()
-    save(buffer, *content, **arrays)
-    return buffer.getvalue()
-
-
-def write_archive(file):
-    with zipfile.ZipFile(file, "w") as archive:
-        archive.writestr("data.pkl", b"")
-
-
 @pytest.mark.parametrize(
     ("content", "kind"),
     [
-        (b"", "an empty file"),
-        (written(np.savez, a=np.ones(3)), "a zip archive, as numpy's .npz and PyTorch's files are"),
-        (written(write_archive), "a zip archive"),
-        (written(np.save, np.ones(3)), "a numpy .npy file"),
-        (pickle.dumps(TREE["a"]), "a pickle, which is never loaded"),
-        (b"\x89HDF\r\n\x1a\n" + bytes(9), "an HDF5 file"),
-        (b"GGUF" + bytes(30), "a GGUF file"),
+        (b"", "a file of 0 bytes"),
+        (b"GGUF" + bytes(30), "a file of 34 bytes that begins with b'GGUF"),
         (
             json.dumps({"a": [1, 2]}).encode(),
             "a file of 13 bytes that begins with b'{\"a\": [1, 2]}'",

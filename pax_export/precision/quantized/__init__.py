@@ -7,30 +7,33 @@ from pax_export.precision.quantized._array import (
     times,
     times_transposed,
 )
-from pax_export.precision.quantized._difference import apart as apart
+from pax_export.precision.quantized._difference import apart
 from pax_export.precision.quantized._integers import GROUP, Form, dequantized, packed, unpacked
-from pax_export.precision.quantized._operations import FASTER_IN_JAX as FASTER_IN_JAX
 from pax_export.precision.quantized._operations import (
-    decomposed_dequantize as decomposed_dequantize,
+    FASTER_IN_JAX,
+    decomposed_dequantize,
+    decomposed_dot,
+    dequantize,
+    few_rows,
+    narrow_dot,
+    plain_dot,
+    plain_pointwise,
+    pointwise_convolution,
+    quantized_dot,
 )
-from pax_export.precision.quantized._operations import decomposed_dot as decomposed_dot
-from pax_export.precision.quantized._operations import dequantize
-from pax_export.precision.quantized._operations import few_rows as few_rows
-from pax_export.precision.quantized._operations import narrow_dot as narrow_dot
-from pax_export.precision.quantized._operations import plain_dot as plain_dot
-from pax_export.precision.quantized._operations import plain_pointwise as plain_pointwise
-from pax_export.precision.quantized._operations import (
-    pointwise_convolution as pointwise_convolution,
+from pax_export.precision.quantized._rounding import (
+    DynamicInputs,
+    OutputRange,
+    StaticInputs,
+    bound_outputs,
+    round_inputs,
+    round_rows,
+    round_with,
+    scale_of_range,
+    unbounded,
 )
-from pax_export.precision.quantized._operations import quantized_dot as quantized_dot
-from pax_export.precision.quantized._rounding import DynamicInputs, OutputRange, StaticInputs
-from pax_export.precision.quantized._rounding import bound_outputs as bound_outputs
-from pax_export.precision.quantized._rounding import round_inputs as round_inputs
-from pax_export.precision.quantized._rounding import round_rows as round_rows
-from pax_export.precision.quantized._rounding import round_with as round_with
-from pax_export.precision.quantized._rounding import scale_of_range as scale_of_range
-from pax_export.precision.quantized._rounding import unbounded as unbounded
 
+# Names that are not in `__all__` are for other packages of pax_export.
 __all__ = [
     "GROUP",
     "ArrayLike",

@@ -344,7 +344,6 @@ def _row_by_row(x: Array, stored: Sequence[Any], form: Form) -> Any:
 
 
 def _parts(x: Array, form: Form) -> list[Any]:
-    """Inputs for each half of packed integers."""
     if form.bits == 8:
         return [x]
     apart = x.reshape(x.shape[0], -1, 2, GROUP // 2)
@@ -395,7 +394,6 @@ def _times_block(x: Array, stored: Sequence[Any], form: Form) -> Any:
 
 
 def _each_of_group(scales: Array, axis: int, size: int) -> Any:
-    """The scale of each element."""
     index = scales.ndim + axis + 1
     wide = jnp.broadcast_to(
         jnp.expand_dims(scales, index), (*scales.shape[:index], size, *scales.shape[index:])

@@ -46,7 +46,6 @@ class _Reference:
         self._run: Callable = jax.jit(self._run_eagerly)
 
     def _measure_distance(self, net: Module) -> float:
-        """Returns the difference of outputs from the reference, relative to the largest."""
         module = net.eval() if isinstance(net, Module) else net
         try:
             found = self._run(module, self._inputs)
@@ -286,7 +285,6 @@ def report_of(
 def _possible_study(
     net: PyTree, origin: object, file: Source, options: Options
 ) -> tuple[Study, Source]:
-    """A study with a way to fill the module; an error that lists what has no counterpart."""
     study, version = best_study(net, origin, file, options)
     if not study.possible:
         raise _refusals.impossible_error(study, version)

@@ -131,7 +131,6 @@ def _find_components(
 
 
 def _record_unbalanced(component: Component, outcome: Outcome) -> None:
-    """Records the surplus layers or groups of a component, by name if names identify them."""
     missing, left = component.layers, component.groups
     if missing and left:
         found = [_find_extra(component, *apart) for apart in _APART]

@@ -120,7 +120,6 @@ def _find_sizes(layer: Layer, group: Group, index: int) -> Iterator[_Sizes]:
 
 
 def _possible_channels(mine: _Sizes, sizes: Sequence[_Sizes], outputs: bool) -> list[int]:
-    """Returns the possible numbers of channels before a flatten, for a layer's input or output."""
     layer, index, size = mine.layer, mine.index, mine.outputs if outputs else mine.inputs
     if mine.kind not in (("linear",) if outputs else ("linear", "norm", *_CELLS)):
         return []
@@ -172,7 +171,6 @@ def _reorder_piece(piece: Piece, layer: Layer, outputs: bool, channels: int) -> 
 
 
 def _flattened_axis(piece: Piece, shape: Shape, layer: Layer, outputs: bool) -> int | None:
-    """Returns the axis of a piece with the flattened elements."""
     if layer.kind in _CELLS:  # of the product with the input
         first = piece.put is not None and len(piece.put) == 2 and piece.put[0].start == 0
         return len(shape) - 1 if first else None

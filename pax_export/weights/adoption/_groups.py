@@ -151,7 +151,6 @@ def _of_operators(source: Source, names: Sequence[str]) -> dict[str, str]:
 
 
 def _operator_settings(source: Source, arrays: Iterable[str]) -> tuple[tuple[str, Any], ...] | None:
-    """Returns the graph's settings of the one operator that uses these arrays."""
     known = source.metadata.get("settings", {}) if source.kind == "onnx" else {}
     found = {setting for name in arrays for setting in known.get(name, ())}
     return next(iter(found)) if len(found) == 1 else None

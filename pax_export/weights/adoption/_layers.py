@@ -143,7 +143,6 @@ def find_layers(net: Module) -> Wanted:
 
 
 def _modules_around(path: str, modules: list[tuple[str, Any]]) -> Around:
-    """The modules around a path and at it with their paths, the outermost first."""
     return [(other, module) for other, module in modules if is_at(path, other)]
 
 
@@ -233,7 +232,6 @@ def _layer_options(kind: str, module: Module, arrays: list[DeclaredArray]) -> tu
 
 
 def _count_heads(around: Around) -> int | None:
-    """Returns the number of heads of the enclosing attention, if it has that attribute."""
     for _, module in reversed(around):
         for attribute in ("num_heads", "heads", "n_heads", "n_head"):
             count = getattr(module, attribute, None)

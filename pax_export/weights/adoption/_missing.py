@@ -187,7 +187,6 @@ def _is_named_by_user(layer: Layer, hints: Mapping[str, str]) -> bool:
 
 
 def _nearest_target(path: str, hints: Mapping[str, str]) -> str | None:
-    """The nearest of the paths that the user has named which a leaf is at or below."""
     return max((each for each in hints if is_at(path, each)), key=len, default=None)
 
 
@@ -205,7 +204,6 @@ def _array_name(
     layer: Layer, role: str, leaf: Leaf, origin: str, hints: Mapping[str, str],
     beside: str, replaced: Iterable[str],
 ) -> tuple[str, str | None]:  # fmt: skip
-    """Returns the name of a leaf's array, and the array that it replaces."""
     target = _nearest_target(leaf.path, hints)
     if target is not None and target == leaf.path:
         return hints[target], next((name for name in replaced if name == hints[target]), None)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from pax_export._foundations.check import as_strings
+from pax_export._foundations.check import as_strings, checked_choice
 from pax_export._foundations.errors import (
     InvalidArgumentError,
     near_names,
@@ -109,13 +109,8 @@ def options_of(
 ) -> Options:
     """The options, checked."""
     for name, value, known in (("origin", origin, ORIGINS), ("fused", fused, _ORDERS)):
-        if value is not None and value not in known:
-            raise InvalidArgumentError(
-                f"{name}= has an unknown value.",
-                where=f"{where}({name}=)",
-                got=repr(value)[:200],
-                write=" or ".join(f"{name}={one!r}" for one in known),
-            )
+        if value is not None:
+            checked_choice(value, known, f"{where}({name}=)")
     for path, order in (axes or {}).items():
         whole = isinstance(order, Sequence) and all(isinstance(one, int) for one in order)
         if not whole or sorted(order) != list(range(len(order))):

@@ -179,7 +179,6 @@ class SpectralNorm(Parametrized):
 
 
 def _distance_of_directions(one: np.ndarray, other: np.ndarray) -> float:
-    """Returns the distance of the directions of two vectors."""
     sizes = np.linalg.norm(one), np.linalg.norm(other)
     return float(np.linalg.norm(one / sizes[0] - other / sizes[1])) if all(sizes) else np.inf
 

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import Sharding, SingleDeviceSharding
 
-from pax_export._foundations.errors import AdoptionError, UnsupportedDtypeError
+from pax_export._foundations.errors import AdoptionError, UnsupportedDtypeError, a_few
 from pax_export._foundations.types import Array, DTypeLike
 from pax_export.weights._metadata import is_inexact, is_key
 from pax_export.weights._save_load import chosen_sharding, refuse_narrowing
@@ -53,7 +53,6 @@ class LeafReader(NamedTuple):
         return on_devices(self.shape, self.dtype, sharding, self._read().__getitem__)
 
     def _read_part(self, index: tuple[slice, ...]) -> np.ndarray:
-        """Reads one slice of the leaf; reads no more of each piece than that."""
         wanted = [slice(*one.indices(size)[:2]) for one, size in zip(index, self.shape)]
         found = np.empty([one.stop - one.start for one in wanted], self.dtype)
         for piece in self.pieces:
@@ -129,23 +128,17 @@ def _count_finite(array: np.ndarray) -> int:
 
 def require_kinds(wanted: Mapping[str, tuple[Any, tuple[Piece, ...]]], source: Source) -> None:
     """Raises one error for all arrays that have another kind of dtype than their leaves."""
-    found = {
-        path: (f"an array of {source.entries[piece.source].dtype}, {piece.source}", dtype)
+    found = [
+        f"{piece.source} of {source.entries[piece.source].dtype} for {path} of {dtype}"
         for path, (dtype, pieces) in wanted.items()
         for piece in pieces
         if _dtype_kind(source.entries[piece.source].dtype) != _dtype_kind(dtype)
-    }
-    if len(found) == 1:
-        ((path, (got, dtype)),) = found.items()
-        raise _unfit_error(path, dtype, got)
+    ]
     if found:
         raise AdoptionError(
-            "Arrays of the source cannot be converted to the dtypes of their leaves:"
-            + "".join(
-                f"\n  - {got}, for {path} of {dtype}" for path, (got, dtype) in found.items()
-            ),
+            "Arrays of the source are of another kind of numbers than their leaves.",
             where=source.where,
-            got=f"{len(found)} arrays of other kinds of numbers",
+            got=a_few(found, 20),
             write="a module of these dtypes, or keep= for these leaves",
         )
 

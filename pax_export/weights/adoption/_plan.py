@@ -348,7 +348,6 @@ def find_choices(hypotheses: Sequence[Hypothesis], reopened: bool = False) -> It
 
 
 def _all_ways(components: Sequence[Component]) -> Iterator[Pairs]:
-    """Yields all ways of several components, without making a list of them."""
     if not components:
         yield []
     for way in find_ways(components[0]) if components else ():

@@ -132,7 +132,6 @@ def _explain_group(group: Group) -> str:
 
 
 def _explain_layer(layer: Layer, hypothesis: Hypothesis) -> str:
-    """Explains a layer that may fuse queries, keys and values."""
     called = {word for group in hypothesis.outcome.left for word in group.meaning}
     if not is_fused(split_words(layer.path)) or not called & {"query", "key", "value"}:
         return ""

@@ -131,7 +131,6 @@ class AdoptionReport:
 
 
 def _list_arrays(arrays: tuple[str, ...]) -> str:
-    """The names of arrays; of many the first ones."""
     if len(arrays) <= 4:
         return " + ".join(arrays)
     return f"{' + '.join(arrays[:2])} + ... + {arrays[-1]} ({len(arrays)} arrays)"

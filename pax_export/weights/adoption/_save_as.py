@@ -230,7 +230,6 @@ def _changed_arrays(
 
 
 def _update_tied(tied: Mapping[str, str], new: dict[str, np.ndarray]) -> None:
-    """Keeps tied arrays equal."""
     for name, first in tied.items():
         changed = new.get(first, new.get(name))
         if changed is not None:
@@ -349,7 +348,6 @@ def _write(path: Path, arrays: Arrays, form: _FileFormat) -> None:
 
 
 def _write_torch(path: Path, arrays: Arrays) -> None:
-    """Writes a state dict for ``torch.load(path, weights_only=True)``."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
         _write_member(archive, _PICKLE, _pickle_arrays(arrays))
         _write_member(archive, "archive/byteorder", b"little")
@@ -360,7 +358,6 @@ def _write_torch(path: Path, arrays: Arrays) -> None:
 
 
 def _recognize_torch(path: Path) -> Belongs | None:
-    """Recognizes an archive of `_write_torch` at a path."""
     try:
         with zipfile.ZipFile(path) as archive, archive.open(_PICKLE) as file:
             return (lambda name: False) if file.read(len(_BEGIN)) == _BEGIN else None

@@ -238,7 +238,6 @@ def _part_of_leaf(
 def _cut_along_axis(
     layer: Layer, shape: Shape, axis: int, number: int, order: FusedOrder, sizes: Three
 ) -> tuple[Shape, LeafPart] | None:
-    """Returns the shape of a part along an axis, and its place."""
     part = (*shape[:axis], sizes[number], *shape[axis + 1 :])
     heads = layer.heads
     other = one_of_three(sizes, number, "by head", heads)

@@ -126,7 +126,6 @@ class _MsgpackReader:
         return found
 
     def _bytes(self, size: int) -> range:
-        """Returns the range of some bytes without reading them."""
         begin = self.stream.tell()
         self._file.require(begin, size)
         return range(begin, self.stream.seek(begin + size))
@@ -152,7 +151,6 @@ def _make_chunk(where: str, shape: Any, dtype: Any, span: Any) -> _ArrayChunk:
 
 
 def _join_chunks(tree: Any) -> Any:
-    """A tree in which the parts of large arrays are put together."""
     if isinstance(tree, list):
         return [_join_chunks(each) for each in tree]
     if not isinstance(tree, dict):

@@ -222,7 +222,6 @@ def _variable_names(group: str, count: int) -> tuple[str, ...]:
 
 
 def _configured_names(config: object, path: str = "", depth: int = 0) -> dict[str, str]:
-    """Returns the configured layer names by group; layers of one class are numbered."""
     found: dict[str, str] = {}
     inner = config.get("config") if isinstance(config, dict) else None
     layers = inner.get("layers") if isinstance(inner, dict) else None

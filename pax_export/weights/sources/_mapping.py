@@ -43,7 +43,6 @@ def read(tree: PyTree) -> Source:
 
 
 def _children(tree: PyTree) -> Iterable[tuple[Any, Any]] | None:
-    """The parts of a container, also of pytrees that only jax can flatten."""
     found = children_of(tree)
     if found is not None or tree is None or isinstance(tree, (str, bytes, numbers.Number)):
         return found
@@ -93,7 +92,6 @@ def _make_entry(name: str, leaf: PyTree, where: str) -> Entry:
 
 
 def _require_numbers(leaves: Mapping[str, Any], where: str) -> None:
-    """Raises one error about all arrays of strings, times and objects."""
     none = {
         name: f"an array of {leaf.dtype}"
         for name, leaf in leaves.items()

@@ -143,7 +143,6 @@ def _read_setting(attribute: MessageFields) -> tuple[str, Any]:
 
 
 def _read_constants(attribute: MessageFields) -> list[OnnxTensor]:
-    """The array of a node Constant: a tensor, or numbers."""
     name = attribute.text(_NAME)
     if name == "value":
         return [OnnxTensor(each) for each in attribute.messages(_TENSOR)]
@@ -257,7 +256,6 @@ def _read_half_bytes(
 
 
 def _read_listed(tensor: OnnxTensor, dtype: np.dtype) -> np.ndarray:
-    """Reads an array that a model stores as a list of numbers."""
     numbers = _join_numbers(tensor)
     if dtype.kind == "c":
         return numbers.view(dtype).reshape(tensor.shape)

@@ -17,7 +17,6 @@ from typing import cast
 from pax_export._foundations.errors import WeightsFileError, a_few
 from pax_export._foundations.files.overwrite_guard import some_names
 from pax_export._foundations.files.paths import read_small_file
-from pax_export.weights._file import describe_file
 from pax_export.weights._hub import local_path
 from pax_export.weights.sources import _mapping, _orbax, _tensorflow
 from pax_export.weights.sources._source import (
@@ -38,7 +37,6 @@ _PART = re.compile(r"(.*)-(\d+)-of-(\d+)(\.\w+)")
 
 
 def _readers() -> Iterator[Reader]:
-    """The modules of this folder that read files."""
     room = __name__.rpartition(".")[0]
     for info in pkgutil.iter_modules(sys.modules[room].__path__):
         module = importlib.import_module(f"{room}.{info.name}")
@@ -128,7 +126,7 @@ def _read_file(path: Path, resources: ExitStack, keep_quantized: bool) -> Source
     raise WeightsFileError(
         "The format of the source is unknown.",
         where=file.where,
-        got=describe_file(file),
+        got=file.beginning_text,
         write=_READABLE,
     )
 
@@ -137,7 +135,6 @@ def _read_file(path: Path, resources: ExitStack, keep_quantized: bool) -> Source
 
 
 def _is_index(path: Path) -> bool:
-    """Whether a path is named as the index of several files."""
     return path.name.endswith(_ENDING) and path.is_file()
 
 
@@ -178,7 +175,6 @@ def _numbered(path: Path) -> list[Path]:
 
 
 def _read_numbered(path: Path, files: list[Path], read_file: Callable[[Path], Source]) -> Source:
-    """Reads the arrays of all numbered files of a folder."""
     with refuse_damaged(str(path), _INDEX):
         shards = {file.name: read_file(file) for file in files}
         where: dict[str, str] = {}
@@ -190,7 +186,6 @@ def _read_numbered(path: Path, files: list[Path], read_file: Callable[[Path], So
 
 
 def _read_index(path: Path, read_file: Callable[[Path], Source]) -> Source:
-    """Reads the arrays of all files of an index."""
     with refuse_damaged(str(path), _INDEX):
         index = json.loads(read_small_file(path, _LARGEST))
         files = index["weight_map"]
@@ -203,7 +198,6 @@ def _read_index(path: Path, read_file: Callable[[Path], Source]) -> Source:
 
 
 def _joined(where: str, shards: dict[str, Source], files: dict[str, str]) -> Source:
-    """Returns one source of several; `files` has the file of each array."""
     kinds = {shard.kind: shard.origin for shard in shards.values()}
     if len(kinds) != 1:
         raise ValueError(f"files of the kinds {sorted(kinds)}")

@@ -71,7 +71,6 @@ def read(path: Path, found: dict[str, Path]) -> Source:
 
 
 def _tensorstore_spec(folder: Path, name: str, tree: dict[str, Any]) -> dict[str, Any]:
-    """Returns the tensorstore spec of an array."""
     driver = "zarr3" if tree.get("use_zarr3") else "zarr"
     base = f"{folder.resolve()}/"
     if tree.get("use_ocdbt", True):

@@ -106,7 +106,6 @@ def _count_shards(header: Message) -> int:
 
 
 def _data_file(index: InputFile, count: int, number: int) -> InputFile:
-    """The file of numbers of an index with this number."""
     if number >= count:
         raise ValueError(f"the file {number} of {count}")
     return index.open_other(index.path.with_suffix(f".data-{number:05d}-of-{count:05d}"))
@@ -164,7 +163,6 @@ def _keys_by_name(saved: dict[str, SavedTensor], names: list[tuple[str, str]]) -
 def _tied_names(
     names: list[tuple[str, str]], found: dict[str, str], saved: dict[str, SavedTensor]
 ) -> dict[str, str]:
-    """Returns variables that an export stores twice: key -> name."""
     keys = {key: name for key, name in names if name in found}
     return {
         name: keys[key]

@@ -40,7 +40,6 @@ def matches(file: InputFile) -> bool:
 
 
 def _find_root(archive: ZipArchive) -> str | None:
-    """The folder of an archive that has the pickle of its tensors."""
     found = [name.removesuffix(_PICKLE) for name in archive.names if name.endswith(_PICKLE)]
     found = [root for root in found if root == "" or (root.count("/") == 1 and root[-1] == "/")]
     return found[0] if len(found) == 1 else None
@@ -161,7 +160,6 @@ def _make_entry(
 
 
 def _find_window(tensor: TorchTensor, size: int) -> tuple[int, int]:
-    """Returns the offset and number of a tensor's bytes in its storage."""
     storage, item = tensor.storage, tensor.dtype.itemsize
     if storage.typed and storage.begin == 0 and storage.numel * storage.dtype.itemsize != size:
         raise ValueError(f"a storage of {storage.numel} {storage.dtype}, in {size} bytes")

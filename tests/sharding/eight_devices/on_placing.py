@@ -12,11 +12,9 @@ from jax.sharding import PartitionSpec as P
 
 import pax_export as pax
 from pax_export import sharding
-from pax_export.errors import ShardingError
 from pax_export.sharding._shard import program_of
 from tests.closeness import assert_close
 from tests.own_layers import rows
-from tests.refusals import refused
 
 RULES = sharding.tensor_parallel() & sharding.fully_sharded(min_size=64)
 
@@ -164,7 +162,7 @@ def test_a_batch_that_cannot_be_split(mesh):
     for batch in (np.ones((7, 3)), {"x": np.ones((8, 3)), "n": 3.0}):
         with pytest.raises(ValueError, match="(?i)sharding"):  # of jax
             sharding.shard_batch(batch, mesh, "data")
-    with refused(ShardingError, "The mesh has no axis 'rows'."):
+    with pytest.raises(ValueError, match="rows"):
         sharding.shard_batch(np.ones((8, 3)), mesh, "rows")
 
 

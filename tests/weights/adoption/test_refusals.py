@@ -145,7 +145,7 @@ def test_numbers_that_a_leaf_has_no_room_for_are_refused():
     error = assert_refused(pax.Linear(4, 8), file, dtype="float16")
     assert error.got == "numbers that would be infinite, for a leaf of float16"
     error = assert_refused(pax.Linear(4, 8), {"w": np.ones((4, 8), int), "b": np.zeros(8, int)})
-    assert "int64" in error.what
+    assert "int64" in error.got
 
 
 def test_an_abstract_leaf_cannot_stay():
@@ -292,9 +292,8 @@ def test_all_arrays_of_other_kinds_of_numbers_are_named():
     net = Free(a=pax.Linear(3, 4), b=pax.Linear(4, 2))
     file = {**dense("a", 3, 4), **dense("b", 4, 2)}
     file["a.bias"] = np.arange(4)
-    assert assert_refused(net, file).got == "an array of int64, a.bias, for a leaf of float32"
+    assert assert_refused(net, file).got == "a.bias of int64 for a.bias of float32"
     file["b.weight"] = file["b.weight"].astype(complex)
     error = assert_refused(net, file)
-    assert "an array of int64, a.bias, for a.bias of float32" in error.what
-    assert "an array of complex128, b.weight, for b.weight of float32" in error.what
-    assert error.got == "2 arrays of other kinds of numbers"
+    assert "a.bias of int64 for a.bias of float32" in error.got
+    assert "b.weight of complex128 for b.weight of float32" in error.got
