@@ -284,13 +284,5 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 
 def _read_arrays(folder: Path) -> dict[str, np.ndarray]:
-    file = folder / peft.WEIGHTS
-    if not file.exists():
-        raise MissingWeightsFileError(
-            "The folder has no adapter arrays in a supported format.",
-            where=str(folder),
-            got=f"a directory with {some_names(folder)}",
-            write=f"a folder with {peft.WEIGHTS}; PEFT writes it with safe_serialization=True",
-        )
-    with open_weights(file) as content:
+    with open_weights(folder / peft.WEIGHTS) as content:
         return {name: content.read(name) for name in content.entries}

@@ -10,7 +10,7 @@ import sys
 import textwrap
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 from pax_export._foundations.errors import PaxError
 
@@ -44,11 +44,13 @@ _OPTIONS = {
     "constraints=('n >= 2',)": '--constraint "n >= 2"',
 }
 
-Command = Callable[[Any], int]
+Command = Callable[[argparse.Namespace], int]
+#: What a parser has for the parsers of its commands.
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def add_command(
-    commands: Any, name: str, command: Command, help: str, description: str, examples: str = ""
+    commands: Commands, name: str, command: Command, help: str, description: str, examples: str = ""
 ) -> argparse.ArgumentParser:
     """Adds a command to the subparsers of the command line; returns its parser."""
     parser = commands.add_parser(
@@ -82,7 +84,7 @@ def report_errors(command: Command) -> Command:
     """Makes a command print an error of this package as one line, without its traceback."""
 
     @functools.wraps(command)
-    def call(options: object) -> int:
+    def call(options: argparse.Namespace) -> int:
         try:
             code = command(options)
             sys.stdout.flush()

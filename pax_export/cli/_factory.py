@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import sys
 from collections.abc import Collection, Iterable
@@ -15,12 +16,12 @@ HELP = (
 )
 
 
-def add_method(parser: Any, help: str) -> None:
+def add_method(parser: argparse.ArgumentParser, help: str) -> None:
     """Adds ``--method KEY=NAME``, which `parse_methods` reads."""
     parser.add_argument("--method", action="append", default=[], metavar="KEY=NAME", help=help)
 
 
-def add_against(parser: Any, purpose: str) -> None:
+def add_against(parser: argparse.ArgumentParser, purpose: str) -> None:
     """Adds ``--against``, the model that an export is compared with, and its methods."""
     parser.add_argument("--against", metavar="module:factory", help=f"{purpose}; {HELP}")
     add_method(parser, "the method of a signature; default: the one of its name, or __call__")

@@ -10,7 +10,7 @@ from typing import Any
 
 from pax_export._foundations.errors import InvalidArgumentError
 from pax_export.cli import _factory
-from pax_export.cli._command import DONE, add_command, add_shared_options, print_result
+from pax_export.cli._command import DONE, Commands, add_command, add_shared_options, print_result
 from pax_export.export.artifact.formats import Format, all_formats, import_function, values
 
 _VALIDATE = {"here": True} | {each: each for each in values("validate")} | {"no": False}
@@ -27,7 +27,7 @@ _EXAMPLES = """\
 """
 
 
-def add(commands: Any) -> None:
+def add(commands: Commands) -> None:
     """Adds the command to the subparsers of the command line."""
     targets = _formats_by_target()
     parser = add_command(

@@ -9,6 +9,7 @@ from typing import Any
 
 from pax_export.cli._command import (
     DONE,
+    Commands,
     add_command,
     add_shared_options,
     escape_controls,
@@ -16,7 +17,7 @@ from pax_export.cli._command import (
 )
 
 
-def add(commands: Any) -> None:
+def add(commands: Commands) -> None:
     """Adds the command to the subparsers of the command line."""
     parser = add_command(
         commands, "inspect", _run_inspect, "describe an export",
@@ -32,7 +33,7 @@ def add(commands: Any) -> None:
     )
 
 
-def add_diff(commands: Any) -> None:
+def add_diff(commands: Commands) -> None:
     """Adds ``pax-export diff``, which prints the differences of two exports."""
     parser = add_command(
         commands, "diff", _run_diff, "compare two exports",

@@ -14,7 +14,7 @@ import numpy as np
 from pax_export._foundations.errors import InvalidArgumentError
 from pax_export._foundations.files import single_file
 from pax_export.cli import _factory
-from pax_export.cli._command import DONE, add_command, add_shared_options, print_result
+from pax_export.cli._command import DONE, Commands, add_command, add_shared_options, print_result
 
 _EXAMPLES = """\
   pax-export quantize train:make_model small.safetensors --batch images.npy
@@ -24,7 +24,7 @@ _EXAMPLES = """\
 """
 
 
-def add(commands: Any) -> None:
+def add(commands: Commands) -> None:
     """Adds the command to the subparsers of the command line."""
     parser = add_command(
         commands, "quantize", _run_quantize, "quantize the weights of a model",

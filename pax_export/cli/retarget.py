@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
-from pax_export.cli._command import DONE, add_command, add_shared_options, print_result
+from pax_export.cli._command import DONE, Commands, add_command, add_shared_options, print_result
 
 _VALIDATE = {"here": True, "process": "process", "no": False}
 
@@ -15,7 +14,7 @@ _EXAMPLES = """\
 """
 
 
-def add(commands: Any) -> None:
+def add(commands: Commands) -> None:
     """Adds the command to the subparsers of the command line."""
     parser = add_command(
         commands, "retarget", _run_retarget,

@@ -16,7 +16,7 @@ from pax_export._foundations.files import npz, overwrite_guard, single_file
 from pax_export._foundations.files.paths import unusual_type
 from pax_export._foundations.optional import require
 from pax_export.cli import _factory
-from pax_export.cli._command import DONE, add_command, add_shared_options, print_result
+from pax_export.cli._command import DONE, Commands, add_command, add_shared_options, print_result
 
 _EXAMPLES = """\
   pax-export run served/1 --input images=images.npy --output logits.npz
@@ -24,7 +24,7 @@ _EXAMPLES = """\
 """
 
 
-def add(commands: Any) -> None:
+def add(commands: Commands) -> None:
     """Adds the command to the subparsers of the command line."""
     parser = add_command(
         commands, "run", _call_export, "call an export with arrays from files",

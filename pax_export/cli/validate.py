@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 from pax_export._foundations.errors import ValidationError
 from pax_export.cli import _factory
 from pax_export.cli._command import (
     DONE,
     REFUSED,
+    Commands,
     add_command,
     add_shared_options,
     fail,
@@ -24,7 +24,7 @@ _EXAMPLES = """\
 """
 
 
-def add(commands: Any) -> None:
+def add(commands: Commands) -> None:
     """Adds the command to the subparsers of the command line."""
     parser = add_command(
         commands, "validate", _run_validate, "validate an export",

@@ -49,17 +49,12 @@ KEYWORDS = {
     "generation_config.json",
     **dict.fromkeys(
         (
-            "logits_processor", "prefix_allowed_tokens_fn", "typical_p", "epsilon_cutoff",
-            "eta_cutoff", "top_h", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size",
-            "encoder_repetition_penalty", "exponential_decay_length_penalty", "guidance_scale",
-            "sequence_bias", "renormalize_logits", "watermarking_config", "penalty_alpha",
-            "dola_layers",
+            "logits_processor", "prefix_allowed_tokens_fn", "typical_p", "no_repeat_ngram_size",
+            "guidance_scale", "sequence_bias", "constraints", "force_words_ids",
         ),
         _RULE,
     ),
     **dict.fromkeys(("bad_words_ids", "suppress_tokens", "begin_suppress_tokens"), _BANNED),
-    **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id", "force_words_ids",
-                     "constraints"), _RULE),
     # Where a text ends.
     "eos_token_id": _STOP,
     "stop_strings": _STOP,
@@ -80,10 +75,7 @@ KEYWORDS = {
     **dict.fromkeys(
         (
             "assistant_model", "assistant_tokenizer", "num_assistant_tokens",
-            "num_assistant_tokens_schedule", "assistant_confidence_threshold", "is_assistant",
-            "assistant_early_exit", "assistant_lookbehind", "target_lookbehind",
-            "assistant_ensemble_weight", "prompt_lookup_num_tokens", "max_matching_ngram_size",
-            "speculation_type", "use_mtp",
+            "prompt_lookup_num_tokens",
         ),
         _SPECULATE,
     ),
@@ -98,14 +90,6 @@ KEYWORDS = {
     **dict.fromkeys(("cache_implementation", "cache_config", "max_cache_len"), _CACHE),
     "prefill_chunk_size": "prefill_chunk=...",
     "device": "jax.device_put(lm, device), and generate computes there",
-    **dict.fromkeys(
-        (
-            "synced_gpus", "disable_compile", "compile_config", "continuous_batching_config",
-            "custom_generate", "trust_remote_code", "remove_invalid_values", "token_healing",
-            "transformers_version",
-        ),
-        _NOWHERE,
-    ),
 }  # fmt: skip
 
 _IDS = "nothing: it returns a list of ids, and generate takes lists of any lengths"
@@ -126,10 +110,10 @@ R = TypeVar("R")
 
 
 def explain_keywords(table: Mapping[str, str]) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorator that rejects unknown and missing keywords and suggests what to write.
+    """Decorator that rejects unknown keywords and suggests what to write.
 
     Args:
-        table: keyword of other libraries, or a missing keyword -> what to write.
+        table: keyword of other libraries -> what to write.
 
     Example:
         >>> @explain_keywords({"dim": "axis=..., as numpy calls it"})
@@ -147,12 +131,6 @@ def explain_keywords(table: Mapping[str, str]) -> Callable[[Callable[P, R]], Cal
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         known = inspect.signature(function).parameters
-        # Those before a star may have been given by position, which Python looks at.
-        required = [
-            name
-            for name, parameter in known.items()
-            if parameter.kind is parameter.KEYWORD_ONLY and parameter.default is parameter.empty
-        ]
         names = [name for name in known if name != "cls"]
 
         @wraps(function)
@@ -160,14 +138,6 @@ def explain_keywords(table: Mapping[str, str]) -> Callable[[Callable[P, R]], Cal
             for name in kwargs:
                 if name not in known:
                     raise _unknown_keyword(function, names, name, kwargs[name], table)
-            for name in required:
-                if name not in kwargs:
-                    raise InvalidArgumentTypeError(
-                        f"{function.__name__} needs the argument `{name}`.",
-                        where=function.__qualname__,
-                        got=", ".join(kwargs) or "no keywords",
-                        write=table.get(name, f"{name}=..."),
-                    )
             return function(*args, **kwargs)
 
         return call

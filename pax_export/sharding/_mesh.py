@@ -74,17 +74,11 @@ def _complete_sizes(axes: Mapping[str, int], devices: int | None) -> dict[str, i
     if is_mesh and devices in (None, math.prod(sizes.values())):
         return sizes
     listed = ", ".join([f"{name}={size}" for name, size in axes.items()]) or "no axes"
-    if devices is None:
-        raise ShardingError(
-            "An abstract mesh needs the size of each axis, at least one.",
-            got=listed,
-            write="abstract_mesh(data=64, model=8)",
-        )
     raise ShardingError(
-        "The sizes of the axes must multiply to the number of devices.",
-        got=f"{listed} for {devices} devices",
-        write="make_mesh(data=-1, model=2), where -1 means the remaining devices, or "
-        "devices=jax.devices()[:n] for some of them",
+        "The sizes of axes must be at least 1, and multiply to the number of devices.",
+        got=listed if devices is None else f"{listed} for {devices} devices",
+        write="make_mesh(data=-1, model=2), where -1 means the remaining devices, with "
+        "devices=jax.devices()[:n] for some of them; abstract_mesh(data=64, model=8)",
     )
 
 

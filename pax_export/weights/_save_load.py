@@ -10,7 +10,6 @@ from typing import Any, Literal, TypeVar, overload
 
 import jax
 import numpy as np
-from jax.tree_util import keystr, tree_flatten_with_path
 
 from pax_export._foundations.errors import (
     InvalidArgumentTypeError,
@@ -32,7 +31,12 @@ def leaves_by_name(tree: PyTree) -> dict[str, Any]:
     pairs = named_leaves(tree)
     leaves = dict(pairs)
     if len(leaves) != len(pairs):
-        raise _shared_name(tree, [name for name, _ in pairs])
+        names = [name for name, _ in pairs]
+        raise WeightNameError(
+            "Two weights have the same dotted name.",
+            where=next(name for name in names if names.count(name) > 1),
+            write="dict keys without dots, or with other names",
+        )
     for name in leaves.keys() & {"", RESERVED}:
         raise WeightNameError(
             "A weight has an empty or reserved name.",
@@ -40,18 +44,6 @@ def leaves_by_name(tree: PyTree) -> dict[str, Any]:
             write="a module, or a dict of arrays with other names",
         )
     return leaves
-
-
-def _shared_name(tree: PyTree, names: list[str]) -> WeightNameError:
-    name = next(name for name in names if names.count(name) > 1)
-    items, _ = tree_flatten_with_path(tree)
-    paths = [keystr(path) for (path, _), other in zip(items, names) if other == name]
-    return WeightNameError(
-        "Two weights have the same dotted name.",
-        where=name,
-        got=f"the paths {' and '.join(paths)}",
-        write="dict keys without dots, or with other names",
-    )
 
 
 @dataclass(frozen=True)
@@ -154,12 +146,6 @@ def save_weights(module: PyTree, path: str | os.PathLike[str]) -> None:
     """
     arrays: dict[str, np.ndarray] = {}
     notes: dict[str, Note] = {}
-    if isinstance(module, (str, os.PathLike)):
-        raise InvalidArgumentTypeError(
-            "The first argument of save_weights is the module.",
-            got=f"{type(module).__name__}: {module!r:.80}",
-            write="save_weights(module, path)",
-        )
     leaves = leaves_by_name(module)
     require_values(leaves, "save_weights")
     for name, leaf in leaves.items():
