@@ -56,18 +56,7 @@ def bucket_sizes(
     spare: int = 0,
     dtype: DTypeLike | None = None,
 ) -> BucketSizes:
-    """Pads prompts and sizes to buckets, unless values are traced or span several processes.
-
-    Args:
-        nets: the nets, which may have a maximum length.
-        tokens: ``[batch, length]``.
-        lengths: ``[batch]``.
-        count: the maximum number of new tokens.
-        cache: the cache that the prompts continue, if any.
-        room: the length of a new cache, if given.
-        spare: additional length of the cache.
-        dtype: the dtype of a new cache.
-    """
+    """Pads prompts and sizes to buckets, unless values are traced or span several processes."""
     if not all(map(_is_at_hand, jax.tree.leaves((nets, tokens, lengths, cache)))):
         exact = tokens.shape[1] + count + spare
         return BucketSizes(tokens, lengths, count, None, exact if room is None else room)

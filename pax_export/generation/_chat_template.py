@@ -27,11 +27,6 @@ _PURPOSE = "Tokenizer.apply_chat_template"
 def render(template: str, variables: Mapping[str, object], where: str) -> str:
     """Renders a chat template.
 
-    Args:
-        template: a jinja template, as in transformers.
-        variables: its variables, as JSON.
-        where: for messages.
-
     Raises:
         TokenizerError: the template is wrong, or raises an error itself.
         InvalidArgumentTypeError: a variable is not JSON.

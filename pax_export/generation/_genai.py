@@ -264,14 +264,7 @@ def is_fused(lm: Decoder) -> bool:
 
 
 class FusedReading(PlacedReading):
-    """A call whose rotary embedding and attention are kept whole; attention appends to the stores.
-
-    Args:
-        config: the configuration of the net.
-        positions: the positions of the tokens, ``[batch, length]``.
-        held: the positions of all tokens, ``[batch, places]``; negative: padding.
-        put: unused.
-    """
+    """A call with whole operators for rotary embedding and attention, which appends to stores."""
 
     def angles(self, kind: LayerKind) -> Any:
         """Returns the place of each token in two tables of cosines and sines, and these."""

@@ -85,15 +85,7 @@ def without_cache(state: DecodeState) -> tuple[Any, DecodeState]:
 def generate_rest(
     lm: LanguageModel, state: DecodeState, settings: Settings, count: int, limit: int | None = None
 ) -> Made:
-    """Generates tokens until all rows have ended.
-
-    Args:
-        lm: the net.
-        state: the state after the first token.
-        settings: constants of the generation.
-        count: the number of positions for tokens.
-        limit: the maximum number of tokens; None: `count`.
-    """
+    """Generates tokens until all rows have ended."""
     limit = count if limit is None else limit
     batch = state.token.shape[0]
     out = _put(jnp.full((batch, count), settings.pad, jnp.int32), state.token, 0)

@@ -263,15 +263,7 @@ def row_keys(key: PRNGKey | None, batch: int, sampler: Sampler, where: str) -> j
 def check_room(
     cache: Cache, lengths: Array, new: int, where: str, max_length: int | None = None
 ) -> None:
-    """Refuses prompts for which a cache has too few rows or positions, if its sizes are known.
-
-    Args:
-        cache: the cache of an earlier call.
-        lengths: the lengths of the prompts.
-        new: the maximum number of new tokens.
-        where: the calling function.
-        max_length: the given length, which must be the cache's.
-    """
+    """Refuses prompts for which a cache has too few rows or positions, if its sizes are known."""
     have, most = getattr(cache, "lengths", None), room_of(cache)
     if have is not None and have.shape != np.shape(lengths):
         raise InvalidArgumentError(

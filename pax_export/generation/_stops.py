@@ -73,13 +73,7 @@ def _is_id(value: object) -> TypeGuard[int]:
 
 
 class StringMatcher:
-    """Checks whether tokens contain a string; equal matchers are equal static data.
-
-    Args:
-        strings: any of which is a match.
-        tokenizer: with ``decode(ids, skip_special_tokens=False)``.
-        where: the calling function.
-    """
+    """Checks whether tokens contain a string; equal matchers are equal static data."""
 
     def __init__(self, strings: tuple[str, ...], tokenizer: Decodes | None, where: str):
         if not callable(getattr(tokenizer, "decode", None)):
@@ -130,25 +124,14 @@ def checked_text_ends(stop: Stop, tokenizer: Decodes | None, where: str) -> Text
 
 
 class StringEnds:
-    """Tracks which rows contain a stop string; called with each new token of all rows.
-
-    Args:
-        matcher: matches the strings.
-        rows: the number of rows.
-        where: the calling function.
-    """
+    """Tracks which rows contain a stop string; called with each new token of all rows."""
 
     def __init__(self, matcher: StringMatcher, rows: int, where: str):
         self._matcher, self._where = matcher, where
         self._rows: list[list[int]] = [[] for _ in range(rows)]
 
     def __call__(self, tokens: Array, alive: Array) -> np.ndarray:
-        """Whether each row ends with its new token.
-
-        Args:
-            tokens: ``[batch]``.
-            alive: ``[batch]``, whether the rows are unfinished.
-        """
+        """Whether each row ends with its new token."""
         if is_tracer(tokens):
             raise InvalidArgumentTypeError(
                 "generate cannot look for strings in a compiled function.",

@@ -227,14 +227,7 @@ def static_ranges(
     calls: Sequence[tuple[Any, ...]],
     method: str,
 ) -> tuple[dict[str, StaticInputs], dict[str, OutputRange]]:
-    """The scales of inputs of products that are called, and the ranges of convolutions' outputs.
-
-    Args:
-        arrays: the quantized weights by name, each with its number of axes in one layer.
-        rebuilt: the call of the net with others in their place.
-        calls: the arguments of each.
-        method: one of `METHODS`.
-    """
+    """The scales of inputs of products that are called, and the ranges of convolutions' outputs."""
     samples = _Samples()
     numbers = observe(arrays, rebuilt, calls, samples, outputs=True)
     found = {number: _scale(samples, number, method) for number in samples.ranges}

@@ -35,9 +35,6 @@ class QuantizedFunction:
     It is traced with float arrays in place of quantized weights.  In its program, products with a
     quantized weight are computed as in `Linear` and `Conv`; other operations get the dequantized
     array.
-
-    Args:
-        function: takes the params first.
     """
 
     def __init__(self, function: Callable[..., Any]):

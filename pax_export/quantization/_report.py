@@ -221,15 +221,7 @@ def choose(
     loss: Loss,
     budget: float,
 ) -> ChosenBits:
-    """Chooses as many weights for 4 bits as the budget allows; the others have 8.
-
-    Args:
-        arrays: the net, or its parameters.
-        targets: its weights.
-        rounded: quantizes a weight with a number of bits.
-        loss: returns the loss of such arrays.
-        budget: the largest loss.
-    """
+    """Chooses as many weights for 4 bits as the budget allows; the others have 8."""
     leaves, treedef = jax.tree_util.tree_flatten(arrays)
     at: dict[int, list[int]] = {}  # a tied weight is at several
     for number, leaf in enumerate(leaves):

@@ -261,13 +261,7 @@ def is_matrix(target: QuantizableArray) -> bool:
 def rounded_by_inputs(
     target: QuantizableArray, array: QuantizedArray, sums: list[np.ndarray]
 ) -> QuantizedArray:
-    """Returns a quantized weight whose integers compensate each other's errors.
-
-    Args:
-        target: the weight.
-        array: the weight rounded to the nearest integers.
-        sums: the sums of its inputs, per layer of a scan.
-    """
+    """Returns a quantized weight whose integers compensate each other's errors."""
     form = array.form
 
     def turned(numbers: Array) -> np.ndarray:
