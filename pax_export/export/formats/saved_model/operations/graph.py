@@ -262,7 +262,7 @@ class NodeBuilder:
             names.append(f"_{self._count}")
             body = Body(self.functions, names[-1], stateful=False)
             for each in (*frame.arguments, *given):
-                body.argument(each.name, _spec_of(each))
+                body.argument(each.name, Spec.of(each))
             body.extend(needed(frame.nodes, own))
             results = [*zip(own, frame.results)]
             results += zip(inside, given) if frame in passes else ()
@@ -338,12 +338,6 @@ class NodeBuilder:
             each.thin if thin and each.thin is not None else each
             for each, thin in zip(operands, stay_thin(operands))
         ]
-
-
-def _spec_of(tensor: Output) -> Spec:
-    if tensor.shape is None:
-        return Spec.unknown(tensor.dtype)
-    return Spec.of(jax.ShapeDtypeStruct(tensor.shape, tensor.dtype))
 
 
 #: Operators that are written before a loop whose turns would all do the same.

@@ -79,19 +79,26 @@ def lower_to_graph(
     kept_places += held.values()
     structs = (*traced.structs, *map(dtypes.struct_of, traced.constants))
     operands = tuple(at.get(variable, -1) for variable in program.jaxpr.invars)
+    writer = _GraphWriter(
+        program, structs, results, tuple(kept_places), operands, names or {}, held, trains
+    )
     try:
-        graph = _GraphWriter(
-            program, structs, results, tuple(kept_places), operands, names or {}, held, trains
-        ).write()
+        graph = writer.write()
     except NotInTargetError as error:
         raise UnsupportedOperationError(
             f"TensorFlow cannot express {error}.", write=_WRITE
         ) from error
     except NotWrittenError as error:
         raise refuse_operation("TensorFlow", error, "", _WRITE, _OTHER) from error
-    empty = Portable(b"", compatibility.TARGETS[0])
-    made = Lowered(empty, graph.kept, traced.constants, results, tuple(platforms), graph=graph)
-    return dataclasses.replace(made, differentiates=trains)
+    return Lowered(
+        Portable(b"", compatibility.TARGETS[0]),
+        graph.kept,
+        traced.constants,
+        results,
+        tuple(platforms),
+        graph=graph,
+        differentiates=trains,
+    )
 
 
 @dataclass(frozen=True)

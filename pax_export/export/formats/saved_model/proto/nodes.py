@@ -37,7 +37,9 @@ class Spec(NamedTuple):
 
     @classmethod
     def of(cls, struct: Any) -> Spec:
-        """Returns the spec of an array or struct; symbolic sizes are unknown."""
+        """Returns the spec of an array or struct; symbolic sizes are unknown, as is no shape."""
+        if struct.shape is None:
+            return cls.unknown(struct.dtype)
         sizes = [int(size) if isinstance(size, (int, np.integer)) else -1 for size in struct.shape]
         return cls(dtype_number(struct.dtype), shape(sizes))
 

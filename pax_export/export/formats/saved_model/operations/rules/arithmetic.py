@@ -21,12 +21,12 @@ from pax_export.export.portable.decompositions.elementary import to_even
 
 #: Primitives with an operator of the same meaning.
 _UNARY = {
-    "abs": "Abs", "neg": "Neg", "exp": "Exp", "log": "Log", "log1p": "Log1p", "expm1": "Expm1",
+    "exp": "Exp", "log": "Log", "log1p": "Log1p", "expm1": "Expm1",
     "sin": "Sin", "cos": "Cos", "tan": "Tan", "tanh": "Tanh", "sinh": "Sinh", "cosh": "Cosh",
     "asin": "Asin", "acos": "Acos", "atan": "Atan", "asinh": "Asinh", "acosh": "Acosh",
     "atanh": "Atanh", "sqrt": "Sqrt", "rsqrt": "Rsqrt", "logistic": "Sigmoid", "floor": "Floor",
     "ceil": "Ceil", "erf": "Erf", "erfc": "Erfc", "is_finite": "IsFinite", "square": "Square",
-    "sign": "Sign", "stop_gradient": "StopGradient",
+    "stop_gradient": "StopGradient",
 }  # fmt: skip
 _WIDE = {
     "erf_inv": "Erfinv", "lgamma": "Lgamma", "digamma": "Digamma", "bessel_i0e": "BesselI0e",
@@ -34,14 +34,17 @@ _WIDE = {
     "polygamma": "Polygamma", "regularized_incomplete_beta": "Betainc", "nextafter": "NextAfter",
 }  # fmt: skip
 _BINARY = {
-    "add": "AddV2", "add_any": "AddV2", "sub": "Sub", "mul": "Mul",
+    "add_any": "AddV2", "sub": "Sub", "mul": "Mul",
     "atan2": "Atan2", "lt": "Less", "le": "LessEqual", "gt": "Greater", "ge": "GreaterEqual",
     "eq": "Equal", "ne": "NotEqual",
 }  # fmt: skip
 
 
-def _unary(operator: str) -> Callable:
-    return lambda builder, x, **_: builder(operator, x)
+def _plain(operator: str) -> Callable:
+    def apply(builder: NodeBuilder, *operands: Output, **_: object) -> Any:
+        return builder(operator, *builder.spread(*operands))
+
+    return apply
 
 
 def _in_float32(operator: str) -> Callable:
@@ -55,22 +58,11 @@ def _in_float32(operator: str) -> Callable:
     return apply
 
 
-for _name, _operator in _UNARY.items():
-    rule(_name)(_unary(_operator))
+for _name, _operator in (_UNARY | _BINARY).items():
+    rule(_name)(_plain(_operator))
 for _name, _operator in _WIDE.items():
     rule(_name)(_in_float32(_operator))
 rule("round", when=to_even)(_in_float32("Rint"))
-
-
-def _binary(operator: str) -> Callable:
-    def apply(builder: NodeBuilder, x: Output, y: Output, **_: object) -> Any:
-        return builder(operator, *builder.spread(x, y))
-
-    return apply
-
-
-for _name, _operator in _BINARY.items():
-    rule(_name)(_binary(_operator))
 
 
 @rule("add")
@@ -210,9 +202,7 @@ def _shift(operator: str, signed: bool | None = None) -> Callable:
     def apply(builder: NodeBuilder, x: Output, y: Output) -> Output:
         left, right = builder.spread(x, y)
         bits = 8 * x.dtype.itemsize
-        own = x.dtype
-        kind = np.dtype(f"{'int' if signed else 'uint'}{bits}")
-        kind = own if signed is None else kind
+        kind = x.dtype if signed is None else np.dtype(f"{'int' if signed else 'uint'}{bits}")
         inside = None
         if y.known is None or not np.all((y.known >= 0) & (y.known < bits)):
             last = builder.like(bits - 1, y)
@@ -222,7 +212,7 @@ def _shift(operator: str, signed: bool | None = None) -> Callable:
                 inside = builder("LogicalAnd", inside, least)
             right = builder("SelectV2", inside, right, last)
         made = builder(operator, builder.cast(left, kind), builder.cast(right, kind))
-        made = builder.cast(made, own)
+        made = builder.cast(made, x.dtype)
         if inside is None or signed:
             return made
         return builder("SelectV2", inside, made, builder.like(0, x))

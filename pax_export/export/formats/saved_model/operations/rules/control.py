@@ -18,7 +18,6 @@ from pax_export.export.formats.saved_model.operations.graph import (
     rule,
 )
 from pax_export.export.formats.saved_model.proto.nodes import (
-    ANY,
     VARIANT,
     FunctionName,
     Spec,
@@ -94,7 +93,7 @@ def _loop(
     given = [*map(builder.tensor, state), *captured]
     told: dict[str, Any] = dict(zip(("cond", "body"), map(FunctionName, names)))
     ends = [*results, *given[len(results) :]]
-    shapes = [ANY if each.shape is None else Spec.of(each).shape for each in ends]
+    shapes = [Spec.of(each).shape for each in ends]
     told |= {"T": _numbers(given), "output_shapes": shapes, **_IN_GRAPH}
     made = builder.add("StatelessWhile", given, ends, **told)
     return made[: len(results)]

@@ -1,4 +1,4 @@
-"""Reductions along axes."""
+"""Reductions along axes, positions of extremes, and running sums and products."""
 
 from __future__ import annotations
 
@@ -50,8 +50,31 @@ rule("extreme")(
 rule("mean")(lambda builder, x, *, axes, keepdims: reduced(builder, "Mean", x, axes, keepdims))
 
 
-@rule("cumsum")
-def cumsum(builder: NodeBuilder, x: Output, *, axis: int, reverse: bool) -> Output:
-    wide = builder.cast(x, np.float32) if x.is_half else x
-    made = builder("Cumsum", wide, np.array(axis, np.int32), reverse=bool(reverse))
-    return builder.cast(made, x.dtype)
+def _running(name: str, operator: str) -> None:
+    @rule(name)
+    def running(builder: NodeBuilder, x: Output, *, axis: int, reverse: bool) -> Output:
+        wide = builder.cast(x, np.float32) if x.is_half else x
+        made = builder(operator, wide, np.array(axis, np.int32), reverse=bool(reverse))
+        return builder.cast(made, x.dtype)
+
+
+_running("cumsum", "Cumsum")
+_running("cumprod", "Cumprod")
+
+
+def _position(name: str, operator: str) -> None:
+    @rule(name)
+    def position(builder: NodeBuilder, x: Output, *, axes: Axes, index_dtype: Any) -> Output:
+        """The first of equal elements, or the first NaN, which TensorFlow skips."""
+        axis = np.array(axes[0], np.int32)
+        kind = np.dtype(np.int64 if np.dtype(index_dtype).itemsize > 4 else np.int32)
+        made = builder(operator, x, axis, output_type=kind)
+        if x.is_float:
+            nan = builder("IsNan", x)
+            first = builder("ArgMax", builder.cast(nan, np.float32), axis, output_type=kind)
+            made = builder("SelectV2", builder("Any", nan, axis), first, made)
+        return builder.cast(made, index_dtype)
+
+
+_position("argmax", "ArgMax")
+_position("argmin", "ArgMin")
