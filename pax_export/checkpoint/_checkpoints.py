@@ -357,12 +357,11 @@ class Checkpoints:
             )
 
     def _missing(self, step: int | None, steps: Sequence[int]) -> MissingCheckpointError:
-        there = f"a directory with {some_names(self.directory)}"
-        got = there if self.directory.is_dir() else "no such directory"
+        there = some_names(self.directory) if self.directory.is_dir() else "no such directory"
         return MissingCheckpointError(
             "The directory has no checkpoint, or none of this step.",
             where=str(self.directory),
-            got=f"step {step!r}; there are {', '.join(map(str, steps))}" if steps else got,
+            got=f"step {step!r}; there is {', '.join(map(str, steps)) or there}",
             write="a step of Checkpoints(...).steps, or None for the last one",
         )
 
@@ -381,9 +380,7 @@ class Checkpoints:
             f"The checkpoint of step {step} was not written.",
             where=str(self.directory),
             got=_orbax.first_line(error),
-            # Processes hear of a lost one as an error of their exchange.
-            write="a directory that you may write to, on a disk with room; or all processes "
-            "started again, if one of them was lost",
+            write="a writable directory with room; all processes again, if one was lost",
         )
 
 

@@ -123,14 +123,11 @@ def is_plain(leaf: object) -> bool:
 
 def saved_trees(trees: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the arrays to write, by tree and name, and the JSON entries of all leaves."""
-    if not trees:
+    if not trees or ABOUT in trees:
         raise InvalidArgumentError(
-            "save needs at least one tree.", write="save(step, model=model, optimizer=optimizer)"
-        )
-    if ABOUT in trees:
-        raise InvalidArgumentError(
-            f"No tree can be called {ABOUT!r}: checkpoints keep this name for themselves.",
-            write="another name",
+            f"A checkpoint has at least one tree, and none with its own name {ABOUT!r}.",
+            got=", ".join(trees) or "no trees",
+            write="save(step, model=model, optimizer=optimizer)",
         )
     arrays: dict[str, dict[str, Any]] = {}
     about: dict[str, dict[str, Any]] = {}

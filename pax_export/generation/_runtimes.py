@@ -155,8 +155,16 @@ def export_for_runtime(
     job = replace(_job(runtime, lm, tokenizer, max_length, where), accuracy_level=level)
     runtime.check(job)
     asked = _test_prompts(job, prompts)
-    if runtime.reads_texts and validate:
-        asked = _as_texts(runtime, job, asked, prompts is not None)
+    if runtime.reads_texts and job.tokenizer is not None:
+        ids, asked = asked, [job.tokenizer.encode(text) for text in _prompt_texts(job, asked)]
+        wrong = [row for row, both in enumerate(zip(ids, asked)) if list(both[0]) != both[1]]
+        if wrong and prompts is not None:
+            raise InvalidArgumentError(
+                f"{runtime.title} takes texts, and no text has the ids of this prompt.",
+                where=f"{where}: prompts, row {wrong[0]}",
+                got=a_few(list(map(str, ids[wrong[0]])), 8),
+                write="prompts=[...] of strings, or of ids of tokenizer.encode(text)",
+            )
     validate = _is_tested(runtime, validate, path)
     path = directory.absolute(path)
     writing: Any = single_file if runtime.is_file else directory
@@ -237,12 +245,10 @@ def _job(
 ) -> Job:
     if not isinstance(net, Decoder):
         raise InvalidArgumentTypeError(
-            f"{runtime.title} stores keys and values itself, which are unknown for modules other "
-            f"than Decoder.",
+            f"{runtime.title} stores keys and values itself, which are those of a Decoder.",
             where=where,
             got=type(net).__name__,
-            write="a pax.nets.Decoder, or another format: "
-            + ", ".join(map(repr, FUNCTION_FORMATS)),
+            write=f"a pax.nets.Decoder, or another format: {', '.join(FUNCTION_FORMATS)}",
         )
     lm = enable_eval_mode(net)
     most = lm.config.max_positions
@@ -252,8 +258,7 @@ def _job(
             f"{runtime.title} has room for 2 tokens to lm.config.max_positions, here {most}.",
             where=f"{where}: max_length",
             got=repr(max_length),
-            write=f"max_length={most} or less; for more, dataclasses.replace(lm.config, "
-            "max_positions=...) with a rotary_scaling for it",
+            write=f"max_length={most} or less; for more, a config with more max_positions",
         )
     scaling = lm.config.rotary_scaling
     if runtime.name == "transformers" and scaling is not None and scaling.kind == "longrope":
@@ -361,24 +366,6 @@ def _test_prompts(job: Job, prompts: Prompts | None) -> list[list[int]]:
     return asked
 
 
-def _as_texts(
-    runtime: Runtime, job: Job, prompts: Sequence[Sequence[int]], is_asked: bool
-) -> list[list[int]]:
-    """Returns the prompts whose text has these ids; others raise if the user gave them."""
-    assert job.tokenizer is not None
-    result = [job.tokenizer.encode(text) for text in _prompt_texts(job, prompts)]
-    for row, (ids, again) in enumerate(zip(prompts, result)):
-        if is_asked and list(ids) != again:
-            raise InvalidArgumentError(
-                f"{runtime.title} takes texts, and no text has the ids of this prompt.",
-                where=f"{job.where}: prompts, row {row}",
-                got=f"{a_few(list(map(str, ids)), 8)}; their text has the ids "
-                f"{a_few(list(map(str, again)), 8)}",
-                write="prompts=[...] of strings, or of ids of tokenizer.encode(text)",
-            )
-    return result
-
-
 def _prompt_texts(job: Job, prompts: Sequence[Sequence[int]]) -> list[str]:
     """The texts of prompts, without the token that a runtime puts before each."""
     assert job.tokenizer is not None
@@ -467,20 +454,16 @@ def run_runtime(runtime: Runtime, written: Path, calls: Mapping[str, Any], secon
                 [*program, str(written), str(asked), str(results)], capture_output=True, text=True,
                 errors="replace", env=quiet, timeout=seconds,
             )  # fmt: skip
+            got = (done.stderr or done.stdout or f"exit code {done.returncode}")[-1500:]
         except subprocess.TimeoutExpired:
-            raise ValidationError(
-                f"{runtime.title} did not finish.",
-                where=str(written),
-                got=f"no answer to {len(calls['prompts'])} prompts within {seconds:.0f} seconds",
-                write="fewer or shorter prompts=[...], or validate=False to look at the export "
-                "all the same",
-            ) from None
-        if done.returncode:
+            got = f"no answer to {len(calls['prompts'])} prompts within {seconds:.0f} seconds"
+            done = None
+        if done is None or done.returncode:
             raise ValidationError(
                 f"{runtime.title} does not run the export.",
                 where=str(written),
-                got=(done.stderr or done.stdout or f"exit code {done.returncode}")[-1500:],
-                write="validate=False to look at the export all the same, and please report it",
+                got=got,
+                write="shorter prompts=[...]; validate=False to look at the export all the same",
             )
         return json.loads(results.read_text(encoding="utf-8"))
 

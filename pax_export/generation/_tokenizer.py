@@ -155,13 +155,6 @@ class Tokenizer:
             MissingPackageError: tokenizers is not installed.
         """
         with open_source(path) as source:
-            if source.kind != "gguf":
-                raise TokenizerError(
-                    "The file is not a GGUF file.",
-                    where=source.where,
-                    got=f"a file of {source.kind}",
-                    write="Tokenizer.from_pretrained(folder) for a folder with tokenizer.json",
-                )
             found = of_gguf(source.metadata, source.where)
             with errors_in(source.where):
                 return cls(*found)
