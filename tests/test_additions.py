@@ -105,6 +105,16 @@ TRANSFORM = """
         return computed_again
 """
 
+FAMILY = """
+    from pax_export.nets.decoder._families import like_llama
+    from pax_export.nets.decoder._hf import FAMILIES
+
+    FAMILIES["toy"] = like_llama(
+        "Toy", "31 12 20 2 3 1 8 64", 1e-5, False, keys={"rope_theta": 50.0},
+        flags={"use_bias": ("output_bias",)}, fields={"rotary_pairing": "neighbors"},
+    )
+"""
+
 USES = {
     "a layer": ("pax_export.nn", "_scaled.py", LAYER, """
         from pax_export.nn._scaled import Scaled
@@ -157,6 +167,14 @@ USES = {
         with open_source("w.bin") as source:
             assert source.kind == "numbers"
             assert source.entries["w"].read().tolist() == [0, 1, 2]
+    """),
+    "a family of models": ("pax_export.nets.decoder", "_toy.py", FAMILY, """
+        import pax_export.nets.decoder._toy
+        config = pax.nets.DecoderConfig.from_hf({"model_type": "toy", "use_bias": True})
+        assert (config.output_bias, config.rotary_pairing, config.dim) == (True, "neighbors", 12)
+        lm, tokens = pax.nets.Decoder(config), np.array([[3, 1, 4]])
+        pax.generation.save_pretrained(lm, "lm", validate=False)
+        assert (pax.nets.Decoder.from_pretrained("lm")(tokens) == lm(tokens)).all()
     """),
 }  # fmt: skip
 

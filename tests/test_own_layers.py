@@ -212,3 +212,73 @@ def test_a_kernel_with_outputs_first_is_adopted_by_its_declaration(sizes, origin
 def test_a_role_that_does_not_exist_is_refused():
     with refused(pax.errors.InvalidArgumentError, where="Declared.role", got="'weight'"):
         pax.Declared("weight", ("in", "out"))
+
+
+class TurnedConv(pax.ParameterModule):
+    """A convolution that keeps its outputs before its inputs, as a transposed one does."""
+
+    arrays = {"weight": pax.Declared("kernel", ("height", "width", "out", "in"), init=fan_in)}
+
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        self.weight = fan_in(self)(pax.next_rng_key(), (3, 2, outputs, inputs))
+
+    def __call__(self, x):
+        numbers = ("NHWC", "HWOI", "NHWC")
+        return jax.lax.conv_general_dilated(
+            x, self.weight, (1, 1), "SAME", dimension_numbers=numbers
+        )
+
+
+@pytest.mark.parametrize("sizes", [(5, 3), (4, 4)])
+@pytest.mark.parametrize("origin", ["torch", "keras"])
+def test_only_a_kernel_declared_as_transposed_is_adopted_as_one(sizes, origin):
+    inputs, outputs = sizes
+    layer = TurnedConv(inputs, outputs)
+    kernel = np.random.default_rng(0).standard_normal((3, 2, *sizes)).astype("float32")  # HWIO
+    file = {"weight": kernel.transpose(3, 2, 0, 1)} if origin == "torch" else {"kernel": kernel}
+    new, _ = pax.weights.adopt(layer, file, origin=origin)
+    assert_close(new.weight, kernel.swapaxes(2, 3))
+    x = np.ones((1, 4, 4, inputs), "float32")
+    numbers = ("NHWC", "HWIO", "NHWC")
+    assert_close(
+        new(x),
+        jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=numbers),
+        atol=1e-5,
+    )
+
+
+def test_a_transposed_kernel_ends_with_outputs_and_inputs():
+    axes = "('height', 'width', 'in', 'out')"
+    with refused(pax.errors.InvalidArgumentError, where="Declared.axes", got=axes):
+        pax.Declared("kernel", ("height", "width", "in", "out"), transposed=True)
+
+
+@pytest.mark.parametrize("name", ["wieght", "inner.wieght"])
+def test_a_declared_array_that_the_layer_lacks_is_refused(name):
+    class Misspelled(pax.ParameterModule):
+        arrays = {name: pax.Declared("kernel", ("in", "out"))}
+
+        def __init__(self):
+            super().__init__()
+            self.inner = pax.Linear(2, 3)
+
+    with refused(
+        pax.errors.InvalidArgumentError,
+        where=f"{Misspelled.__qualname__}.arrays[{name!r}]",
+        got="no attribute 'wieght' after the constructor",
+    ):
+        Misspelled()
+
+
+def test_a_declared_array_may_be_left_out_as_none():
+    class Optional(pax.ParameterModule):
+        arrays = {
+            "bias": pax.Declared("bias", ("out",)), "inner.bias": pax.Declared("bias", ("out",))
+        }  # fmt: skip
+
+        def __init__(self):
+            super().__init__()
+            self.bias = self.inner = None
+
+    assert Optional().bias is None

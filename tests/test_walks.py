@@ -19,6 +19,7 @@ import pax_export as pax
 from pax_export.core import adaptable_arrays, flatten, is_array, is_node
 from pax_export.export.artifact import formats
 from pax_export.export.portable.decompositions import DECOMPOSITIONS
+from pax_export.nets.decoder._hf import FAMILIES
 from pax_export.precision import policy_of
 from pax_export.weights.adoption._layers import find_layers
 from pax_export.weights.sources import _open
@@ -324,6 +325,23 @@ def test_operation(name):
     check(OPERATION_STEPS, name)
 
 
+# --- a family of language models --------------------------------------------------------------
+
+FAMILY_STEPS: Steps = {
+    "3. tests/oracles/test_families.py: its classes": lambda name: (
+        f'"{name}": (transformers.' in read("tests/oracles/test_families.py")
+    ),
+    "4. docs/guide/language_models.md: the list of families": lambda name: bool(
+        re.search(rf"\b{name}\b", read("docs/guide/language_models.md"))
+    ),
+}
+
+
+@pytest.mark.parametrize("name", [each.model_type or name for name, each in FAMILIES.items()])
+def test_family(name):
+    check(FAMILY_STEPS, name)
+
+
 # --- the walks themselves ---------------------------------------------------------------------
 
 
@@ -331,7 +349,7 @@ def test_the_walks_name_every_place():
     """What is looked for here stands in CONTRIBUTING."""
     text = read("CONTRIBUTING.md")
     steps = [*LAYER_STEPS, *WEIGHT_STEPS, *TRANSFORM_STEPS, *FORMAT_STEPS, *READER_STEPS,
-             *OPERATION_STEPS]  # fmt: skip
+             *OPERATION_STEPS, *FAMILY_STEPS]  # fmt: skip
     places = {re.sub(r"^\d\. ", "", step).partition(":")[0] for step in steps}
     assert [place for place in sorted(places) if f"`{place}" not in text] == []
     for first, steps in (("layer", LAYER_STEPS), ("transform", TRANSFORM_STEPS)):

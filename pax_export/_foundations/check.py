@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeGuard
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, SupportsFloat, SupportsIndex, TypeGuard
 
 from pax_export._foundations.errors import InvalidArgumentError, InvalidArgumentTypeError
-from pax_export._foundations.types import PyTree
+
+#: What Python makes a float of; arrays of one number, too.
+Number = SupportsFloat | SupportsIndex
 
 
 def checked_integer(
-    value: object,
+    value: SupportsIndex,
     where: str,
     least: int | None = None,
     *,
@@ -27,7 +29,7 @@ def checked_integer(
     try:
         if isinstance(value, bool):
             raise TypeError
-        number = operator.index(value)  # type: ignore[arg-type]  # which is what it finds out
+        number = operator.index(value)
     except TypeError:
         got = f"{type(value).__name__}: {value!r:.120}"
         raise InvalidArgumentTypeError(
@@ -40,7 +42,7 @@ def checked_integer(
     return number
 
 
-def checked_choice(value: object, options: Sequence[str], where: str) -> str:
+def checked_choice(value: str, options: Sequence[str], where: str) -> str:
     """The value, which must be one of the options."""
     if not (isinstance(value, str) and value in options):
         raise InvalidArgumentError(
@@ -52,7 +54,7 @@ def checked_choice(value: object, options: Sequence[str], where: str) -> str:
     return value
 
 
-def checked_float(value: PyTree, where: str) -> float:
+def checked_float(value: Number, where: str) -> float:
     """A number as a Python float."""
     try:
         return float(value)
@@ -65,7 +67,7 @@ def checked_float(value: PyTree, where: str) -> float:
         ) from None
 
 
-def checked_positive(value: PyTree, where: str) -> float:
+def checked_positive(value: Number, where: str) -> float:
     """A number as a Python float, which is positive and finite."""
     number = checked_float(value, where)
     if not 0 < number < math.inf:
@@ -75,7 +77,7 @@ def checked_positive(value: PyTree, where: str) -> float:
     return number
 
 
-def checked_fraction(value: PyTree, where: str, *, one_allowed: bool) -> Any:
+def checked_fraction(value: Number, where: str, *, one_allowed: bool) -> Any:
     """A number from 0 to 1; a numpy number becomes Python's."""
     number = value if type(value) is int else checked_float(value, where)
     if not (0 <= number < 1 or (one_allowed and number == 1)):
@@ -88,7 +90,7 @@ def checked_fraction(value: PyTree, where: str, *, one_allowed: bool) -> Any:
     return number
 
 
-def as_strings(argument: str, value: Any, write: str) -> tuple[str, ...]:
+def as_strings(argument: str, value: str | Iterable[str], write: str) -> tuple[str, ...]:
     """Returns a tuple of strings, for one string or several; raises for anything else."""
     try:
         found = (value,) if isinstance(value, str) else tuple(value)
@@ -106,7 +108,7 @@ def is_mapping(value: object) -> TypeGuard[Mapping[Any, Any]]:
     return isinstance(value, Mapping)
 
 
-def as_named(argument: str, value: Any, what: str, write: str) -> dict[str, Any]:
+def as_named(argument: str, value: Mapping[str, Any], what: str, write: str) -> dict[str, Any]:
     """Returns a dict with strings as keys; `what` is the message for anything else."""
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
         return dict(value)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from pax_export._foundations.types import Equation, Jaxpr, Literal, TracedProgram
+from pax_export._foundations.types import Atom, Equation, Jaxpr, Literal, TracedProgram
 
 #: The hook of `interpret`: returns the results of an equation.
 Operate = Callable[[Any, list[Any]], Sequence[Any] | None]
@@ -38,7 +38,7 @@ _WITH_DERIVATIVE = {
 _WRAPPERS = {**_CALLS, **_WITH_DERIVATIVE}
 
 
-def is_literal(atom: object) -> TypeGuard[Literal]:
+def is_literal(atom: Atom) -> TypeGuard[Literal]:
     """Returns whether an operand is a literal, not a variable."""
     return hasattr(atom, "val")
 
@@ -68,7 +68,7 @@ def called_program(equation: Equation) -> Any:
     return None if parameter is None else equation.params[parameter]
 
 
-def wrapped_program(equation: Any) -> Any:
+def wrapped_program(equation: Equation) -> Any:
     """Returns the only program of an equation, if it has the same operands and results.
 
     The equation may be a call or a loop; `called_program` decides by name.
@@ -222,7 +222,7 @@ def interpret(
         inner = map(constant, getattr(program, "consts", ()))
         values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*inner, *arguments)))
 
-        def read(atom: Any) -> Any:
+        def read(atom: Atom) -> Any:
             return constant(atom.val) if is_literal(atom) else values[atom]
 
         for equation in equations(jaxpr):

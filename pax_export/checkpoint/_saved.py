@@ -21,9 +21,10 @@ import jax
 import numpy as np
 
 from pax_export._foundations.errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export._foundations.jax import is_key
 from pax_export._foundations.types import Array, DTypeLike, PyTree
 from pax_export.checkpoint._orbax import ABOUT
-from pax_export.weights import Description, describe_array, explain_absence, is_key, leaves_by_name
+from pax_export.weights import Description, describe_array, explain_absence, leaves_by_name
 
 #: Values of Python that JSON restores exactly.
 Plain = bool | int | float | str

@@ -67,10 +67,10 @@ def _run_inspect(options: argparse.Namespace) -> int:
 
 def _read_description(path: Path) -> Any:
     from pax_export import export
-    from pax_export.export.artifact import inspect
+    from pax_export.export.artifact import foreign
 
-    if inspect.is_foreign(path):
-        return inspect.describe(path)
+    if foreign.is_foreign(path):
+        return foreign.describe(path)
     return export.Report.read(path)
 
 

@@ -70,9 +70,9 @@ Function = Callable[[Mapping[str, np.ndarray]], Mapping[str, Any]]
 
 def _load_function(path: Path, key: str | None, trusted: bool) -> tuple[Function, dict[str, str]]:
     """A signature as a function of arrays by name, and the dtypes of its inputs."""
-    from pax_export.export.artifact import inspect
+    from pax_export.export.artifact import foreign
 
-    if inspect.is_foreign(path):
+    if foreign.is_foreign(path):
         return _of_foreign(path, key, trusted)
     return _of_export(path, key, trusted)
 

@@ -21,12 +21,11 @@ from pax_export.core._declared import (
     Declared,
     DeclaredArray,
     adaptable_arrays,
-    computes_in,
     declared_at,
     declared_in,
     kernel_of,
 )
-from pax_export.core._edit import set_training, with_class, with_static
+from pax_export.core._edit import SPECS, Spec, set_training, specs_of, with_class, with_static
 from pax_export.core._metaclass import made_of
 from pax_export.core._module import (
     Module,
@@ -38,18 +37,6 @@ from pax_export.core._module import (
     select_parameters,
     unfreeze_parameters,
     update_parameters,
-)
-from pax_export.core._mutable import (
-    anything_is_open,
-    changed_modules,
-    is_constructing,
-    is_open,
-    lent_to_constructors,
-    open_children,
-    owner_of,
-    require_open,
-    store_attribute,
-    take_over,
 )
 from pax_export.core._parameters import (
     ROLES,
@@ -64,7 +51,6 @@ from pax_export.core._parameters import (
     warn_of_untrained,
     with_frozen,
 )
-from pax_export.core._partition_specs import SPECS, Spec, specs_of
 from pax_export.core._pickling import remember_call, restore, to_picklable
 from pax_export.core._pure import (
     module_and_value,
@@ -81,6 +67,17 @@ from pax_export.core._random import (
     sample_padded,
     seed_rng_key,
     split_rng_key,
+)
+from pax_export.core._scopes import (
+    anything_is_open,
+    changed_modules,
+    is_constructing,
+    is_open,
+    lent_to_constructors,
+    open_children,
+    require_open,
+    store_attribute,
+    take_over,
 )
 from pax_export.core._state_dict import load_state_dict, state_dict
 from pax_export.core._static import LeafValue, static_key
@@ -117,8 +114,10 @@ from pax_export.core._tree import (
     flatten,
     from_folded,
     is_array,
+    is_floating,
     is_node,
     kind_of,
+    owner_of,
     set_owner,
     update_moduledef,
 )

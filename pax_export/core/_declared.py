@@ -7,16 +7,14 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from pax_export._foundations.check import checked_choice, is_mapping
-from pax_export.core._tree import Node, is_node
+from pax_export._foundations.errors import InvalidArgumentError
+from pax_export.core._tree import Node, attributes_of, is_node
 
 Role = Literal[
     "kernel", "table", "bias", "scale", "mean", "variance", "average", "counter", "key"
 ]  # fmt: skip
 Initializer = Callable[[Any, tuple[int, ...]], Any]
 """A function of a key and a shape that makes an array of that shape."""
-
-#: How layers with such an array compute by default; with another one, as the rest of the net does.
-_COMPUTES = {"kernel": "half", "scale": "float32"}
 
 
 @dataclass(frozen=True)
@@ -47,6 +45,14 @@ class Declared:
             the layer; yes by default.
         output_axis: the axis of the output with the channels, as a function of the layer; the last
             one by default.
+        transposed: whether the kernel is that of a transposed convolution, which other frameworks
+            keep flipped, and in another order of axes than that of a convolution. Its last axes are
+            ``"out"`` and ``"in"``.
+        optional: whether a layer may lack the attribute; one that is None needs no such mark.
+
+    Raises:
+        InvalidArgumentError: (a ValueError) there is no such role, or the axes are not those of a
+            transposed convolution; when a layer is made, it lacks a declared attribute.
 
     Example:
         >>> import jax, jax.numpy as jnp, pax_export as pax
@@ -69,9 +75,18 @@ class Declared:
     apply: Callable[..., Any] | None = None
     any_outputs: Callable[[Any], bool] | None = None
     output_axis: Callable[[Any], int] | None = None
+    transposed: bool = False
+    optional: bool = False
 
     def __post_init__(self) -> None:
         checked_choice(self.role, get_args(Role), "Declared.role")
+        if self.transposed and self.axes[-2:] != ("out", "in"):  # type: ignore[index]
+            raise InvalidArgumentError(
+                "The kernel of a transposed convolution ends with the axes of output and input.",
+                where="Declared.axes",
+                got=repr(self.axes),
+                write='("height", "width", "out", "in")',
+            )
 
 
 @dataclass(frozen=True)
@@ -119,7 +134,7 @@ class DeclaredArray:
         return tuple([self.axis(n) for n in self.axes if n not in self.declared.outputs])
 
 
-def declared_at(layer: object) -> dict[str, DeclaredArray]:
+def declared_at(layer: Node | None) -> dict[str, DeclaredArray]:
     """All that the class of a module declares, by name, also of inner modules."""
     declared = getattr(type(layer), "arrays", None)
     if not is_node(layer) or not is_mapping(declared):
@@ -127,7 +142,22 @@ def declared_at(layer: object) -> dict[str, DeclaredArray]:
     return {name: DeclaredArray(name, layer, each) for name, each in declared.items()}
 
 
-def declared_in(layer: object) -> dict[str, DeclaredArray]:
+def require_declared(layer: Node) -> None:
+    """Raises for the declaration of an attribute that a new layer lacks; None stands for one."""
+    for name, each in declared_at(layer).items():
+        value: Any = layer
+        for part in [] if each.declared.optional else name.split("."):
+            if value is not None and part not in attributes_of(value):
+                raise InvalidArgumentError(
+                    "A class declares an array that its layer does not have.",
+                    where=f"{type(layer).__qualname__}.arrays[{name!r}]",
+                    got=f"no attribute {part!r} after the constructor",
+                    write=f"the name of an attribute, or self.{name} = None where it is left out",
+                )
+            value = getattr(value, part, None)
+
+
+def declared_in(layer: Node | None) -> dict[str, DeclaredArray]:
     """The declared arrays that a module itself has, by attribute."""
     declared = declared_at(layer).items()
     return {name: x for name, x in declared if vars(layer).get(name) is not None}
@@ -152,9 +182,3 @@ def adaptable_arrays(layer: Node) -> dict[str, DeclaredArray]:
         if x.declared.role in ("kernel", "table") and len(x.output_axes) == 1 and x.input_axes
     }
     return dict(zip([""], found.values())) if len(found) == 1 else found
-
-
-def computes_in(layer: Node) -> str:
-    """``"half"``, ``"float32"``, or ``""`` where its declarations do not say."""
-    kinds = {_COMPUTES.get(each.declared.role, "") for each in declared_in(layer).values()}
-    return next((kind for kind in ("half", "float32") if kind in kinds), "")

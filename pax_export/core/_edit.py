@@ -28,8 +28,8 @@ from pax_export._foundations.errors import (
 from pax_export._foundations.types import PyTree
 from pax_export.core._check import check_modules, refuse_hidden
 from pax_export.core._containers import READ_ONLY, copy_containers, is_dict, is_sequence
-from pax_export.core._mutable import on_own_array
 from pax_export.core._parameters import frozen_of
+from pax_export.core._scopes import on_own_array
 from pax_export.core._traversal import (
     Steps,
     apply_bottom_up,
@@ -271,3 +271,31 @@ def map_leaves(module: M, function: Callable[..., Any], *others: PyTree) -> M:
 
 def _by_steps(tree: PyTree) -> dict[Steps, Any]:
     return {tuple(map(plain_key, path)): leaf for path, leaf in flatten_with_path(tree)[0]}
+
+
+# --- partition specs of arrays, as static data --------------------------------------
+
+SPECS = "_partition_specs"
+
+Spec = tuple[Any, ...]
+
+
+def specs_of(module: Node) -> dict[str, Spec]:
+    """The specs that a module itself declares, by attribute."""
+    return dict(attributes_of(module).get(SPECS, ()))
+
+
+def with_specs(module: Node, specs: Mapping[str, Any]) -> Any:
+    """Returns a module that declares these specs in addition to its own."""
+    children, moduledef = flatten(module)
+    values = dict(zip(moduledef.names, children))
+    for name in specs:
+        if name not in values or isinstance(values[name], Node):
+            raise InvalidArgumentError(
+                "with_sharding needs the name of an attribute of the module that holds an array.",
+                where=f"{type(module).__qualname__}.{name}",
+                got=f"the attributes {', '.join(values)}",
+                write="module.replace(layer=module.layer.with_sharding(...)) for one inside",
+            )
+    merged = specs_of(module) | {name: tuple(spec) for name, spec in specs.items()}
+    return with_attributes(module, {SPECS: tuple(merged.items())})

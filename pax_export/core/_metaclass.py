@@ -12,9 +12,9 @@ from typing import Any, ParamSpec, TypeVar
 
 from pax_export.core._call_paths import noting_path
 from pax_export.core._check import check_new
-from pax_export.core._mutable import open_modules
 from pax_export.core._parameters import respecting_frozen
 from pax_export.core._pickling import reduced_call
+from pax_export.core._scopes import open_modules
 from pax_export.core._subclassing import base_of, builders_of, from_recipe, recipe_of
 from pax_export.core._tree import Node, attributes_now, fill_node, register_class, update_moduledef
 

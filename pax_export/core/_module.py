@@ -14,10 +14,10 @@ import jax
 from pax_export._foundations.errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._foundations.tracebacks import hide_frames
 from pax_export._foundations.types import PyTree
-from pax_export.core import _check, _edit, _methods, _mutable, _parameters, _summary, _tree
+from pax_export.core import _check, _edit, _methods, _parameters, _scopes, _summary, _tree
 from pax_export.core._containers import READ_ONLY, copy_containers
+from pax_export.core._edit import Spec, with_specs
 from pax_export.core._metaclass import ModuleMeta, new_uninitialized
-from pax_export.core._partition_specs import Spec, with_specs
 from pax_export.core._pickling import restore, to_picklable
 from pax_export.core._pure import purecall, require_module
 from pax_export.core._state_dict import load_state_dict, state_dict
@@ -117,18 +117,18 @@ class Module(_tree.Node, metaclass=ModuleMeta):
     # --- change -----------------------------------------------------------------
 
     def __setattr__(self, name: str, value: object) -> None:
-        _mutable.require_open(self, "set", name)
+        _scopes.require_open(self, "set", name)
         if type(value) in READ_ONLY:  # of another module
             value = copy_containers(value)
-        if _mutable.is_constructing(self):
+        if _scopes.is_constructing(self):
             object.__setattr__(self, name, value)
         else:
-            _mutable.store_attribute(self, name, value)
+            _scopes.store_attribute(self, name, value)
 
     def __delattr__(self, name: str) -> None:
-        _mutable.require_open(self, "delete", name)
-        _mutable.remove_attribute(self, name)
-        if not _mutable.is_constructing(self):
+        _scopes.require_open(self, "delete", name)
+        _scopes.remove_attribute(self, name)
+        if not _scopes.is_constructing(self):
             _tree.update_moduledef(self, _tree.current_kinds(self))
 
     def copy(self) -> Self:

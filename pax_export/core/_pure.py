@@ -15,7 +15,7 @@ from pax_export._foundations.errors import InvalidArgumentTypeError
 from pax_export._foundations.tracebacks import hide_frames
 from pax_export._foundations.types import PyTree
 from pax_export.core._check import check_sharing, refuse_hidden
-from pax_export.core._mutable import Copies, give_back, open_modules, refresh_kinds, with_own_arrays
+from pax_export.core._scopes import Copies, give_back, open_modules, refresh_kinds, with_own_arrays
 from pax_export.core._tree import Node, attributes_now, is_node
 
 P = ParamSpec("P")

@@ -54,7 +54,7 @@ def builders_of(cls: type) -> tuple[Builder, ...]:
     return tuple([_aspects[name] for name, _ in recipe_of(cls)])
 
 
-def derive_class(cls: type, name: str, value: Any) -> type:
+def derive_class(cls: type, name: str, value: Hashable) -> type:
     """The class with one aspect set, or taken off if the value is None."""
     values = {**dict(recipe_of(cls)), name: value}
     recipe = tuple([(n, values[n]) for n in _aspects if values.get(n) is not None])

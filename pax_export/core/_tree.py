@@ -54,7 +54,7 @@ class Node:
         _pax_flat: ``(children, moduledef)``; absent while an attribute may change.
         _pax_kinds: what each attribute is, while `_pax_flat` is absent: of an open module that
             was changed or has containers, and where static data may change in place.
-        _pax_owner: the scope that may change this module (see `_mutable.py`).
+        _pax_owner: the scope that may change this module (see `_scopes.py`).
         _pax_folded: ``((leaves,), treedef)`` of a module not accessed
             since a jitted function returned it (see `transforms/_jit.py`).
     """
@@ -137,6 +137,11 @@ def is_array(value: object) -> TypeGuard[Array]:
     if not is_tracer(value):  # whether a tracer is an array depends on its value
         array_types.add(type(value))
     return True
+
+
+def is_floating(value: object) -> TypeGuard[Array]:
+    """True for arrays of floating-point numbers."""
+    return is_array(value) and jax.numpy.issubdtype(value.dtype, jax.numpy.floating)
 
 
 def is_node_or_empty(value: object) -> TypeGuard[Node | EmptyNode]:
@@ -226,10 +231,10 @@ def _find_kinds(node: Node, known: Mapping[str, str]) -> dict[str, str]:
     return kinds
 
 
-def is_owned(node: Node) -> bool:
-    """Returns whether a scope has this module open; see `_mutable.is_open`."""
+def owner_of(node: Node) -> Any:
+    """The `MutationScope` that has this module open, or None; see `is_open`."""
     owner = node._pax_owner
-    return owner is not None and not owner.closed
+    return None if owner is None or owner.closed else owner
 
 
 def update_moduledef(node: Node, kinds: Mapping[str, str] | None = None) -> None:
@@ -241,7 +246,7 @@ def update_moduledef(node: Node, kinds: Mapping[str, str] | None = None) -> None
     found = _find_kinds(node, kinds or {})
     set_kinds(node, found)
     drop_flat(node)
-    if is_owned(node):
+    if owner_of(node) is not None:
         return
     attributes = attributes_of(node)
     try:
@@ -443,7 +448,7 @@ def fill_node(node: Node) -> bool:
         return False  # still before its constructor
     # One update, so that other threads never see a partial one.
     attributes.update(_attributes_in(moduledef, children))
-    if is_owned(node):
+    if owner_of(node) is not None:
         thaw(node)
     return True
 

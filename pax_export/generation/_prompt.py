@@ -15,12 +15,11 @@ from pax_export._foundations.errors import (
     InvalidArgumentTypeError,
     a_few,
 )
-from pax_export._foundations.jax import is_tracer
+from pax_export._foundations.jax import is_key, is_tracer
 from pax_export._foundations.types import Array, DTypeLike, PRNGKey, PyTree
 from pax_export.core import Module, enable_eval_mode
 from pax_export.generation.samplers import Sampler
 from pax_export.nets import cache_dtype, check_ids
-from pax_export.weights import is_key
 
 #: Integers of any shape; lists, too.
 Integers: TypeAlias = Array | Sequence[Any]

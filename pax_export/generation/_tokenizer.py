@@ -18,7 +18,7 @@ from pax_export._foundations.errors import (
     errors_in,
     named_line,
 )
-from pax_export._foundations.files import directory, disk, stale_temporaries
+from pax_export._foundations.files import directory, stale_temporaries, system
 from pax_export._foundations.files.overwrite_guard import some_names
 from pax_export._foundations.files.paths import read_small_file
 from pax_export._foundations.optional import require
@@ -175,7 +175,7 @@ class Tokenizer:
             with directory.temporary_sibling(folder / "tokenizer.json") as temporary:
                 for name, content in files.items():
                     (temporary / name).write_bytes(content)
-                disk.sync(temporary)
+                system.sync_all(temporary)
                 for file in sorted(temporary.iterdir()):
                     file.replace(folder / file.name)
             for name in _OVERRIDING - files.keys():

@@ -3,6 +3,6 @@
 from pax_export.inspection._diff import Change, Diff, diff
 from pax_export.inspection._drawing import Drawing, draw
 from pax_export.inspection._inspect import inspect
-from pax_export.inspection._inspection import Inspection, Row
+from pax_export.inspection._table import Inspection, Row
 
 __all__ = ["Change", "Diff", "Drawing", "Inspection", "Row", "diff", "draw", "inspect"]

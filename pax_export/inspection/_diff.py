@@ -13,9 +13,9 @@ import numpy as np
 from pax_export._foundations.files import html_text
 from pax_export._foundations.types import PyTree
 from pax_export.core import Module, named_leaves
-from pax_export.inspection._artifact import arrays_of, inspect_export
+from pax_export.inspection._export_rows import arrays_of, inspect_export
 from pax_export.inspection._inspect import inspect
-from pax_export.inspection._inspection import Row
+from pax_export.inspection._table import Row
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from pax_export._foundations.optional import require
 from pax_export._foundations.types import PyTree
 from pax_export.core import Module, named_modules
 from pax_export.inspection._flow import FlowNode, FlowReader, trace_call
-from pax_export.inspection._inspection import save_marked
+from pax_export.inspection._table import save_marked
 from pax_export.nn import Lambda, function_name
 
 _MARK = "<!-- pax_export drawing -->"

@@ -37,8 +37,8 @@ from pax_export.export.tracing.exportable import ExportLeaf as Exported
 from pax_export.export.tracing.exportable import make_exportable
 from pax_export.export.tracing.flops import Work, count_value, plain_count
 from pax_export.export.tracing.model_forms import unbind
-from pax_export.inspection._artifact import inspect_export
 from pax_export.inspection._drawing import function_of
+from pax_export.inspection._export_rows import inspect_export
 from pax_export.inspection._flow import (
     ModuleCall,
     Trace,
@@ -46,7 +46,7 @@ from pax_export.inspection._flow import (
     trace_call,
     traced_as_one,
 )
-from pax_export.inspection._inspection import Inspection, Row
+from pax_export.inspection._table import Inspection, Row
 
 
 def inspect(

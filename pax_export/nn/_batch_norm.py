@@ -32,8 +32,8 @@ class _BatchNorm(Module):
     """BatchNorm1D and BatchNorm2D; they differ in the data format."""
 
     arrays: ClassVar = {
-        "scale": Declared("scale", _axes_of_scale, init=lambda layer: ones),
-        "offset": Declared("bias", _axes_of_scale, init=lambda layer: zeros),
+        "scale": Declared("scale", _axes_of_scale, init=lambda layer: ones, optional=True),
+        "offset": Declared("bias", _axes_of_scale, init=lambda layer: zeros, optional=True),
         "ema_mean.averages": Declared("mean", _axes_of_scale),
         "ema_var.averages": Declared("variance", _axes_of_scale),
     }

@@ -33,7 +33,7 @@ def _apply_kernel(layer: Module, weight: Array, x: Array) -> Any:
     return layer._convolved(layer, x.astype(dtype), weight.astype(dtype), numbers)
 
 
-def _declared(*axes: str) -> dict[str, Declared]:
+def _declared(*axes: str, transposed: bool = False) -> dict[str, Declared]:
     """The arrays of a convolution whose kernel has these axes."""
     return {
         "weight": Declared(
@@ -43,6 +43,7 @@ def _declared(*axes: str) -> dict[str, Declared]:
             apply=_apply_kernel,
             any_outputs=lambda layer: layer._groups_of_features() == 1,
             output_axis=lambda layer: layer.data_format.index("C") - len(layer.data_format),
+            transposed=transposed,
         ),
         "bias": Declared("bias", ("out",), init=lambda layer: zeros),
     }
@@ -461,7 +462,7 @@ class Conv1DTranspose(_ConvTranspose):
         (2, 32, 8)
     """
 
-    arrays = _declared("width", "out", "in")
+    arrays = _declared("width", "out", "in", transposed=True)
     _data_formats = ("NWC", "NCW")
 
     def __init__(
@@ -517,7 +518,7 @@ class Conv2DTranspose(_ConvTranspose):
         (2, 14, 14, 8)
     """
 
-    arrays = _declared("height", "width", "out", "in")
+    arrays = _declared("height", "width", "out", "in", transposed=True)
     _data_formats = ("NHWC", "NCHW")
 
     def __init__(

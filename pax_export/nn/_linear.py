@@ -56,7 +56,7 @@ class Linear(ParameterModule):
             init=_linear_init,
             apply=lambda layer, weight, x: times(jnp.asarray(x), weight),
         ),
-        "bias": Declared("bias", ("out",), init=_linear_init),
+        "bias": Declared("bias", ("out",), init=_linear_init, optional=True),
     }
 
     def __init__(

@@ -77,8 +77,8 @@ class _Norm(ParameterModule):
     """The base class of both norms: axes, a scale and an offset per channel."""
 
     arrays: ClassVar = {
-        "scale": Declared("scale", ("channels",), init=lambda layer: ones),
-        "offset": Declared("bias", ("channels",), init=lambda layer: zeros),
+        "scale": Declared("scale", ("channels",), init=lambda layer: ones, optional=True),
+        "offset": Declared("bias", ("channels",), init=lambda layer: zeros, optional=True),
     }
 
     def _set_sizes(

@@ -6,7 +6,7 @@ passed to `scan` directly.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -67,7 +67,10 @@ class VanillaRNNState(NamedTuple):
     hidden: jax.Array
 
 
-class _Cell(Module):
+S = TypeVar("S", LSTMState, GRUState, VanillaRNNState)
+
+
+class _Cell(Module, Generic[S]):
     """The base class of the cells: sizes, and checks of the arguments of a step."""
 
     _state_form: Any = None
@@ -87,7 +90,7 @@ class _Cell(Module):
         in_dim = self.input_dim + self.hidden_dim
         return Linear(in_dim, parts * self.hidden_dim, rng_key=rng_key, name=name, **options)
 
-    def __call__(self, state: Any, x: Array) -> tuple[Any, jax.Array]:
+    def __call__(self, state: S, x: Array) -> tuple[S, jax.Array]:
         """Makes one step in time.
 
         Args:
@@ -103,6 +106,14 @@ class _Cell(Module):
             InvalidArgumentTypeError: (a TypeError) not a state of this cell, or another shape.
         """
         raise NotImplementedError
+
+    def initial_state(self, batch_size: int | None = None) -> S:
+        """Returns zeros ``[batch_size, hidden_dim]``, or ``[hidden_dim]`` for a single example.
+
+        The size may be symbolic.
+        """
+        form = self._state_form
+        return form(*[self._zero_state(batch_size) for _ in form._fields])
 
     def _zero_state(self, batch_size: int | None) -> jax.Array:
         if batch_size is None:
@@ -150,7 +161,7 @@ def _lying_as(before: PyTree, state: PyTree) -> Any:
     return type(state)(*[laid_like(getattr(state, f), getattr(before, f)) for f in fields])
 
 
-class LSTM(_Cell):
+class LSTM(_Cell[LSTMState]):
     """A long short-term memory cell (Hochreiter and Schmidhuber, 1997).
 
     With ``i, g, f, o`` the four parts of ``fc([x, hidden])``::
@@ -209,15 +220,8 @@ class LSTM(_Cell):
         hidden = jax.nn.sigmoid(o) * jnp.tanh(cell)
         return _lying_as(state, LSTMState(hidden, cell)), hidden
 
-    def initial_state(self, batch_size: int | None = None) -> LSTMState:
-        """Returns zeros ``[batch_size, hidden_dim]``, or ``[hidden_dim]`` for a single example.
 
-        The size may be symbolic.
-        """
-        return LSTMState(self._zero_state(batch_size), self._zero_state(batch_size))
-
-
-class GRU(_Cell):
+class GRU(_Cell[GRUState]):
     """A gated recurrent unit (Cho et al., 2014).
 
     With ``z, r`` the two parts of ``sigmoid(xh_zr_fc([x, hidden]))``::
@@ -290,15 +294,8 @@ class GRU(_Cell):
         hidden = (1 - z) * hidden + z * candidate
         return _lying_as(state, GRUState(hidden)), hidden
 
-    def initial_state(self, batch_size: int | None = None) -> GRUState:
-        """Returns zeros ``[batch_size, hidden_dim]``, or ``[hidden_dim]`` for a single example.
 
-        The size may be symbolic.
-        """
-        return GRUState(self._zero_state(batch_size))
-
-
-class VanillaRNN(_Cell):
+class VanillaRNN(_Cell[VanillaRNNState]):
     """A simple recurrent cell (Elman, 1990): ``hidden' = tanh(fc([x, hidden]))``.
 
     Args:
@@ -341,10 +338,3 @@ class VanillaRNN(_Cell):
         hidden = self.fc(jnp.concatenate((x, hidden), axis=-1))
         hidden = jnp.tanh(with_whole_channels(hidden))
         return _lying_as(state, VanillaRNNState(hidden)), hidden
-
-    def initial_state(self, batch_size: int | None = None) -> VanillaRNNState:
-        """Returns zeros ``[batch_size, hidden_dim]``, or ``[hidden_dim]`` for a single example.
-
-        The size may be symbolic.
-        """
-        return VanillaRNNState(self._zero_state(batch_size))

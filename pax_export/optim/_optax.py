@@ -7,7 +7,7 @@ import inspect
 import pickle
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
 import jax
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     import optax
 
     Transformation: TypeAlias = optax.GradientTransformation
+    Source: TypeAlias = Transformation | Callable[[], Transformation]
 
 T = TypeVar("T")
 
@@ -95,7 +96,7 @@ class OptaxOptimizer(StateModule):
         self.slow_params = tree_map(jnp.copy, params) if recipe.takes_slow else None
         self.state = _as_state(recipe.init(self._given(params)), params)
 
-    def __call__(self, grads: Any, params: Any = None, **extra: PyTree) -> Any:
+    def __call__(self, grads: PyTree, params: PyTree = None, **extra: PyTree) -> Any:
         """Returns the updates to subtract; it changes the state, so call it with `%`.
 
         Args:
@@ -170,7 +171,7 @@ def _add_update(slow: jax.Array, update: jax.Array) -> Any:
 
 
 def from_optax(
-    transformation: Transformation | Callable[[], Transformation],
+    transformation: Source,
 ) -> Callable[[Any], OptaxOptimizer]:
     """Wraps an optax optimizer as a module.
 
@@ -253,7 +254,7 @@ class KeyedTransformation:
     takes: frozenset[str] | None  # the extra arguments of ``update``; None if it takes any
     takes_slow: bool  # whether it wants its parameters twice, as `optax.lookahead` does
 
-    def __init__(self, source: Any):
+    def __init__(self, source: Source):
         self._source = source
         transformation = source() if _is_factory(source) else source
         if not callable(getattr(transformation, "init", None)) or not callable(
@@ -317,14 +318,14 @@ def _lookahead_code() -> frozenset[types.CodeType]:
     return frozenset([const for const in constants if isinstance(const, types.CodeType)])
 
 
-def _mentions_name(key: object, codes: frozenset[types.CodeType]) -> bool:
+def _mentions_name(key: Hashable, codes: frozenset[types.CodeType]) -> bool:
     """True if one of these codes is part of a key, at any depth."""
     if isinstance(key, tuple):
         return any(_mentions_name(part, codes) for part in key)
     return isinstance(key, types.CodeType) and key in codes
 
 
-def _is_factory(source: object) -> bool:
+def _is_factory(source: Source) -> bool:
     return callable(source) and not hasattr(source, "update")
 
 
@@ -362,7 +363,7 @@ def _content_of(cell: types.CellType, key: Callable[[Any], Any]) -> Any:
         return "empty"  # a variable that has no value yet
 
 
-def _array_key(array: Any) -> Any:
+def _array_key(array: Array) -> Any:
     """Arrays are few and small here: a learning rate, a mask."""
     if jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key):
         array = jax.random.key_data(array)
@@ -370,5 +371,5 @@ def _array_key(array: Any) -> Any:
     return str(host.dtype), host.shape, host.tobytes()
 
 
-def _is_optax(value: object) -> bool:
+def _is_optax(value: type | types.FunctionType) -> bool:
     return (value.__module__ or "").split(".")[0] == "optax"

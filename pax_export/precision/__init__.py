@@ -7,7 +7,12 @@ from pax_export.precision._loss_scale import (
     adjust,
     unscale,
 )
-from pax_export.precision._mixed import mixed_precision, remove_policies, under_policy
+from pax_export.precision._mixed import (
+    default_mp_policy,
+    mixed_precision,
+    remove_policies,
+    under_policy,
+)
 from pax_export.precision._policy import apply_mp_policy, policy_of, unwrap_mp_policy
 
 # Names that are imported but not in `__all__` are for other packages of pax_export.

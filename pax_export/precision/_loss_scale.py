@@ -18,7 +18,7 @@ from jax.tree_util import GetAttrKey, register_pytree_with_keys, tree_map
 
 from pax_export._foundations.errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._foundations.types import Array, ArrayLike, PyTree
-from pax_export.precision._policy import is_floating
+from pax_export.core import is_floating
 
 T = TypeVar("T")
 

@@ -1,4 +1,4 @@
-"""Applies a policy to a net, except for norms, losses and other modules that need float32."""
+"""Policies of nets and layers, except for norms, losses and others that need float32."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from pax_export.core import (
     Module,
     Selector,
     apply_bottom_up,
+    declared_in,
     map_submodules,
     matcher,
     named_modules,
@@ -102,6 +103,36 @@ def mixed_precision(
         return apply_mp_policy(new, full if is_full else policy)
 
     return put(module, False)
+
+
+def default_mp_policy(module: M) -> M:
+    """Puts one layer under the usual policy of its kind.
+
+    Layers with a kernel (see `pax_export.Declared`) compute in half precision (bfloat16 on TPUs,
+    float16 elsewhere), those with the scale of a norm in float32; both keep and return
+    float32.  Other modules, and those under a policy already, stay as they are.
+
+    Args:
+        module: one layer; for a whole net, ``net.apply(default_mp_policy)``.
+
+    Returns:
+        The layer under its policy.
+
+    Example:
+        >>> import pax_export as pax
+        >>> net = pax.Sequential(pax.Linear(3, 3), pax.Linear(3, 1))
+        >>> net = net.apply(pax.experimental.default_mp_policy)
+        >>> print(net.summary())
+        Sequential
+        ├── modules.0: Linear(in_dim=3, out_dim=3, with_bias=True, mp_policy=FHF)
+        └── modules.1: Linear(in_dim=3, out_dim=1, with_bias=True, mp_policy=FHF)
+    """
+    roles = {each.declared.role for each in declared_in(module).values()}
+    if policy_of(module) is not None or not roles & {"kernel", "scale"}:
+        return module
+    full = jnp.float32
+    half = jmp.half_dtype() if "kernel" in roles else full
+    return apply_mp_policy(module, jmp.Policy(full, half, full))
 
 
 def under_policy(module: M, mp_policy: jmp.Policy) -> M:

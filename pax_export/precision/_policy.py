@@ -31,6 +31,7 @@ from pax_export.core import (
     derive_class,
     is_array,
     is_constructing,
+    is_floating,
     is_node,
     map_attributes,
     named_modules,
@@ -363,8 +364,3 @@ def cast_own(module: Module, tree: PyTree, dtype: DTypeLike) -> Any:
 def is_cast_leaf(value: object) -> bool:
     """True for modules; and iterators, which jax does not look into either, and warns of."""
     return isinstance(value, (Node, Iterator))
-
-
-def is_floating(value: PyTree) -> bool:
-    """True for arrays of floating-point numbers."""
-    return is_array(value) and jnp.issubdtype(value.dtype, jnp.floating)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pax_export._foundations.files import html_text
-from pax_export._foundations.files.disk import bytes_text
+from pax_export._foundations.files.system import bytes_text
 from pax_export._foundations.types import AnyMesh, PyTree
 from pax_export.core import Spec
 from pax_export.sharding._leaf_shardings import LeafSharding, leaf_shardings, spec_text

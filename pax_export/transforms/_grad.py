@@ -18,7 +18,6 @@ from pax_export._foundations.errors import (
     InvalidArgumentError,
     InvalidArgumentTypeError,
     NotDifferentiableError,
-    UnsupportedOperationError,
     a_few,
 )
 from pax_export._foundations.types import ArrayLike, PyTree
@@ -73,7 +72,6 @@ def value_and_grad(
     has_aux: bool = False,
     holomorphic: bool = False,
     allow_int: bool = False,
-    reduce_axes: Sequence[Any] = (),
     *,
     wrt: Selector = Param,
 ) -> Callable[..., tuple[Any, Any]]:
@@ -89,7 +87,6 @@ def value_and_grad(
         holomorphic: as in `jax.grad`.
         allow_int: whether integer leaves may be differentiated; their gradients
             have the dtype float0.
-        reduce_axes: must be empty; jax removed it.
         wrt: a filter that selects the leaves of modules to differentiate; the
             trainable ones by default.
 
@@ -101,7 +98,6 @@ def value_and_grad(
         gradients.
 
     Raises:
-        UnsupportedOperationError: (a NotImplementedError) ``reduce_axes``.
         InvalidArgumentTypeError: (a TypeError) ``wrt`` is not a filter; (a ValueError,
             when called) no argument holds a module.
         NotDifferentiableError: (a TypeError, when called) an integer leaf.
@@ -117,12 +113,6 @@ def value_and_grad(
     """
     if isinstance(argnums, bool):
         argnums, has_aux = 0, argnums
-    if reduce_axes:
-        raise UnsupportedOperationError(
-            "jax removed reduce_axes of gradients.",
-            got=f"reduce_axes={tuple(reduce_axes)!r}",
-            write="jax.lax.psum of the gradients",
-        )
     numbers = argnums if isinstance(argnums, Sequence) else [argnums]
     select = as_filter(wrt)
     take = _loss_and_aux if has_aux else _loss_alone
@@ -165,7 +155,6 @@ def grad(
     has_aux: bool = False,
     holomorphic: bool = False,
     allow_int: bool = False,
-    reduce_axes: Sequence[Any] = (),
     *,
     wrt: Selector = Param,
 ) -> Callable[..., Any]:
@@ -177,7 +166,6 @@ def grad(
         has_aux: whether ``fun`` returns ``(loss, aux)``.
         holomorphic: as in `jax.grad`.
         allow_int: whether integer leaves may be differentiated.
-        reduce_axes: must be empty.
         wrt: a filter that selects the leaves of modules to differentiate.
 
     Returns:
@@ -185,7 +173,6 @@ def grad(
         ``(grads, aux)``.
 
     Raises:
-        UnsupportedOperationError: (a NotImplementedError) ``reduce_axes``.
         InvalidArgumentTypeError: (a TypeError) ``wrt`` is not a filter; (a ValueError,
             when called) no argument contains a module.
         NotDifferentiableError: (a TypeError, when called) an integer leaf.
@@ -199,7 +186,7 @@ def grad(
     """
     if isinstance(argnums, bool):
         argnums, has_aux = 0, argnums
-    both = value_and_grad(fun, argnums, has_aux, holomorphic, allow_int, reduce_axes, wrt=wrt)
+    both = value_and_grad(fun, argnums, has_aux, holomorphic, allow_int, wrt=wrt)
 
     @wrap_like(fun)
     def grad_fun(*args: P.args, **kwargs: P.kwargs) -> Any:

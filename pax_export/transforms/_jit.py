@@ -12,9 +12,10 @@ from types import MethodType
 from typing import Any, Generic, ParamSpec, TypeAlias, TypeGuard, TypeVar
 
 import jax
+from jax.sharding import Sharding
 from jax.tree_util import tree_flatten, tree_leaves, tree_map
 
-from pax_export._foundations.errors import InvalidArgumentError, UnsupportedOperationError
+from pax_export._foundations.errors import InvalidArgumentError
 from pax_export._foundations.types import PyTree, TreeDef
 from pax_export.core import (
     Node,
@@ -64,10 +65,9 @@ def jit(
     donate_argnums: int | Sequence[int] | None = None,
     donate_argnames: str | Iterable[str] | None = None,
     keep_unused: bool = False,
-    device: object = None,
+    device: jax.Device | Sharding | None = None,
     backend: str | None = None,
     inline: bool = False,
-    abstracted_axes: None = None,
     donate_state: bool = False,
     constrain_state: Constraint = False,
 ) -> Jitted[P, R]:
@@ -90,7 +90,6 @@ def jit(
         device: as in `jax.jit`.
         backend: as in `jax.jit`.
         inline: as in `jax.jit`.
-        abstracted_axes: must be None; jax removed it.
         donate_state: whether the arrays of all modules among the arguments are
             donated, and no others; with ``in_shardings``, an argument with modules must contain
             nothing else.
@@ -103,7 +102,6 @@ def jit(
         ``eval_shape`` and ``clear_cache`` that ``jax.jit`` gives.
 
     Raises:
-        UnsupportedOperationError: (a NotImplementedError) ``abstracted_axes``.
         ValueError: the function has no such argument.
         InvalidArgumentError: (a ValueError, when called) an argument with modules and other arrays
             beside ``donate_state`` and ``in_shardings``.
@@ -118,12 +116,6 @@ def jit(
         >>> y.shape
         (2, 3)
     """
-    if abstracted_axes is not None:
-        raise UnsupportedOperationError(
-            "jax removed abstracted_axes.",
-            got=f"abstracted_axes={abstracted_axes!r}",
-            write="jax.export.symbolic_shape for a program of open sizes",
-        )
     options: dict[str, Any] = {
         "static_argnums": static_argnums,
         "static_argnames": static_argnames,
@@ -187,7 +179,7 @@ class Jitted(Generic[P, R]):
             return write_back(roots, unfold(value), unfold(changed.modules), changed.origins)
         return unfold(value)
 
-    def __get__(self, instance: PyTree, owner: type | None = None) -> Any:
+    def __get__(self, instance: Node | None, owner: type | None = None) -> Any:
         return self if instance is None else MethodType(self, instance)
 
     def lower(self, *args: object, **kwargs: object) -> Any:

@@ -12,8 +12,8 @@ from jax.tree_util import tree_leaves, tree_structure
 from pax_export._foundations.check import checked_integer
 from pax_export._foundations.errors import InvalidArgumentError, StructureMismatchError
 from pax_export._foundations.types import Array
-from pax_export.core import Module, describe_array, is_node, leaves_of, structure_differences
-from pax_export.transforms._checks import check_axis_fits
+from pax_export.core import Module, is_node, leaves_of
+from pax_export.transforms._checks import check_axis_fits, tree_differences
 from pax_export.transforms._sharding import with_stacked_axis, without_stacked_axis
 
 
@@ -53,7 +53,14 @@ def stack_layers(layers: Sequence[Any], *, axis: int = 0, axis_label: str | None
         )
     first = layers[0]
     for number, layer in enumerate(layers):
-        _require_equal(first, layer, number)
+        if lines := tree_differences(first, layer, "the layer"):
+            raise StructureMismatchError(
+                "Only equal layers can be stacked.",
+                where=f"layer {number}",
+                got="; ".join(lines[:3]),
+                write="layers of one recipe, in one mode (train or eval); for adapters of "
+                "different ranks, adapters.pad_ranks(net) before",
+            )
     axis = checked_integer(axis, "stack_layers.axis", write="axis=0")
     for name, leaf in _leaves_with_names(first):
         check_axis_fits("stack_layers", axis, jnp.ndim(leaf) + 1, jnp.shape(leaf), name)
@@ -61,25 +68,6 @@ def stack_layers(layers: Sequence[Any], *, axis: int = 0, axis_label: str | None
     leaves = [jnp.stack(column, axis) for column in columns]
     stacked = tree_structure(first).unflatten(leaves)
     return with_stacked_axis(stacked, [axis] * len(leaves), axis_label)
-
-
-def _require_equal(first: Module, layer: Module, number: int) -> None:
-    if tree_structure(first) != tree_structure(layer):
-        lines = structure_differences(first, layer) or ["the treedefs differ"]
-    else:
-        lines = [
-            f"{name}: {describe_array(a)} against {describe_array(b)}"
-            for (name, a), (_, b) in zip(_leaves_with_names(first), _leaves_with_names(layer))
-            if jnp.shape(a) != jnp.shape(b) or a.dtype != b.dtype
-        ]
-    if lines:
-        raise StructureMismatchError(
-            "Only equal layers can be stacked.",
-            where=f"layer {number}",
-            got="; ".join(lines[:3]),
-            write="layers of one recipe, in one mode (train or eval); for adapters of different "
-            "ranks, adapters.pad_ranks(net) before",
-        )
 
 
 def _leaves_with_names(layer: Module) -> list[tuple[str, Any]]:

@@ -88,26 +88,21 @@ def vmap(
         (5, 2, 4)
     """
     axis_size = checked_size(axis_size, "vmap.axis_size")
-    options = MapOptions.of(
-        "vmap", in_axes=in_axes, in_axes_kwargs=in_axes_kwargs, out_axes=out_axes,
-        state_axes=state_axes, split_rngs=split_rngs, transform_metadata=transform_metadata,
-    )  # fmt: skip
+    own = {
+        "in_axes": in_axes, "in_axes_kwargs": in_axes_kwargs, "out_axes": out_axes,
+        "state_axes": state_axes, "split_rngs": split_rngs,
+        "transform_metadata": transform_metadata,
+    }  # fmt: skip
+    names = {"axis_name": axis_name, "spmd_axis_name": spmd_axis_name}
     if isinstance(f, Module):
-        mapping_options = {
-            "in_axes": in_axes, "in_axes_kwargs": in_axes_kwargs, "out_axes": out_axes,
-            "axis_name": axis_name, "axis_size": axis_size, "spmd_axis_name": spmd_axis_name,
-            "state_axes": state_axes, "split_rngs": split_rngs,
-            "transform_metadata": transform_metadata,
-        }  # fmt: skip
-        return TransformedLayer(f, vmap, mapping_options)
+        return TransformedLayer(f, vmap, {**own, **names, "axis_size": axis_size})
+    options = MapOptions.of("vmap", **own)
 
     @wrap_like(f)
     def mapped(*args: P.args, **kwargs: P.kwargs) -> R:
         inputs = inputs_of(f, args, kwargs, options)
         size = mapped_size(inputs, axis_size, "axis_size", options)
-        run = _Run(
-            inputs, options, size, {"axis_name": axis_name, "spmd_axis_name": spmd_axis_name}
-        )
+        run = _Run(inputs, options, size, names)
         try:
             stacked, shared = run.of_all(run.one_call, (0, None))
         except ValueError as error:

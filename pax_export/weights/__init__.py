@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pax_export.weights._file import open_weights
 from pax_export.weights._hub import local_path, push_to_hub
-from pax_export.weights._metadata import Description, describe_array, is_key
+from pax_export.weights._metadata import Description, describe_array
 from pax_export.weights._save_load import (
     LoadReport,
     chosen_sharding,

@@ -20,6 +20,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from pax_export._foundations.jax import is_key
 from pax_export._foundations.types import Array, DTypeLike
 from pax_export._foundations.wire import crc32
 
@@ -40,11 +41,6 @@ NUMPY_NAMES = {
 # read, when another program has written them.
 _READ_ONLY = {"float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"}
 _NATIVE = frozenset(NUMPY_NAMES.values()) - _READ_ONLY
-
-
-def is_key(dtype: DTypeLike) -> bool:
-    """True for the dtype of typed PRNG keys."""
-    return jax.numpy.issubdtype(dtype, jax.dtypes.prng_key)
 
 
 def is_inexact(dtype: DTypeLike) -> bool:

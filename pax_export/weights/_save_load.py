@@ -19,11 +19,11 @@ from pax_export._foundations.errors import (
 )
 from pax_export._foundations.files import html_text
 from pax_export._foundations.files.paths import as_path
-from pax_export._foundations.jax import is_tracer
+from pax_export._foundations.jax import is_key, is_tracer
 from pax_export._foundations.types import Array, PyTree
 from pax_export.core import named_leaves
 from pax_export.weights._file import WeightsFile, open_weights, write_weights
-from pax_export.weights._metadata import RESERVED, Note, describe_array, is_key, to_stored
+from pax_export.weights._metadata import RESERVED, Note, describe_array, to_stored
 
 
 def leaves_by_name(tree: PyTree) -> dict[str, Any]:

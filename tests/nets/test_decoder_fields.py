@@ -7,7 +7,7 @@ import pytest
 
 import pax_export as pax
 from pax_export.nets import LayerKind
-from pax_export.nets.decoder._layer_kind import shortest_pattern
+from pax_export.nets.decoder._fields import shortest_pattern
 from tests.nets import decoder_reference as reference
 from tests.nets.decoder_gguf import of_gguf, write_gguf
 from tests.refusals import refused

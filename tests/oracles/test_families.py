@@ -18,7 +18,7 @@ from safetensors.numpy import save_file
 
 import pax_export as pax
 from pax_export.nets import Decoder, DecoderConfig
-from pax_export.nets.decoder._keys import HF, OF_IMAGES
+from pax_export.nets.decoder._hf import FAMILIES, OF_IMAGES
 from tests.closeness import assert_close
 from tests.nets import decoder_recorded as recorded
 from tests.nets import decoder_reference as reference
@@ -114,6 +114,9 @@ def written(folder: Path, family: str, config: dict[str, Any], model: Any) -> Pa
 
 
 # --- what a configuration says ------------------------------------------------------------------
+
+
+HF = {each.model_type or name: each.keys for name, each in FAMILIES.items()}
 
 
 @each_family

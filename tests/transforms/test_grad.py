@@ -193,12 +193,6 @@ def test_a_missing_argument(transform):
 
 
 @BOTH
-def test_reduce_axes(transform):
-    with refused(NotImplementedError, got="reduce_axes=('batch',)"):
-        transform(loss_fn, reduce_axes=("batch",))
-
-
-@BOTH
 def test_the_name_of_the_function_is_kept(transform):
     assert transform(loss_fn).__name__ == "loss_fn"
 

@@ -8,7 +8,7 @@ import pytest
 
 import pax_export as pax
 from pax_export import transforms as T
-from tests.refusals import fields, refused
+from tests.refusals import fields
 from tests.transforms.models import Block, batch
 
 two, three = jnp.ones(2), jnp.ones(3)
@@ -398,11 +398,6 @@ def test_jit_warns_once_of_an_ambient_key():
     with pytest.warns(UserWarning, match="next_rng_key") as caught:
         draw(jnp.ones(2)), draw(jnp.ones(2)), draw(jnp.ones(3))
     assert len(caught) == 1
-
-
-def test_jit_has_no_abstracted_axes():
-    with refused(NotImplementedError, "abstracted_axes"):
-        T.jit(both, abstracted_axes=("n",))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 import safetensors.numpy
 
 import pax_export as pax
-from pax_export._foundations.files import disk
+from pax_export._foundations.files import system
 from pax_export.errors import MissingPackageError
 from pax_export.weights import _save_load
 from tests.refusals import refused
@@ -112,7 +112,7 @@ def test_what_fails_leaves_the_old_file_and_nothing_else(path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(disk.os, "fsync", full)
+    monkeypatch.setattr(system.os, "fsync", full)
     with refused(OSError, got="No space left on device"):
         pax.save_weights({"a": jnp.zeros(9)}, path)
     assert path.read_bytes() == before

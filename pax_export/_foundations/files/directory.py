@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from pax_export._foundations.errors import ExportPathError, PaxError
-from pax_export._foundations.files import disk, overwrite_guard, stale_temporaries, system
+from pax_export._foundations.files import overwrite_guard, stale_temporaries, system
 from pax_export._foundations.files.paths import as_path, unusual_type
 
 #: The place is not as it was a moment ago: another process saves to it, too.
@@ -82,7 +82,7 @@ def replace_path(
     check(path, ours)
     with temporary_sibling(path) as temporary:
         yield temporary
-        disk.sync(temporary)
+        system.sync_all(temporary)
         move_into_place(temporary, path, ours, overwrite_guard.check_folder, _replace_directory)
         system.sync(path.parent)
 

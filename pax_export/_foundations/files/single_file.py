@@ -10,7 +10,6 @@ from pathlib import Path
 from pax_export._foundations.errors import ExportPathError
 from pax_export._foundations.files import (
     directory,
-    disk,
     overwrite_guard,
     stale_temporaries,
     system,
@@ -58,7 +57,7 @@ def replace_path(path: Path, ours: overwrite_guard.Recognize | None) -> Iterator
     with directory.temporary_sibling(path) as folder:
         temporary = folder / path.name  # in a directory, together with side files of a runtime
         yield temporary
-        disk.sync(folder)
+        system.sync_all(folder)
         # Under their own names: until the file exists, they are not read.
         new = {each.replace(path.with_name(each.name)) for each in all_data_of_file(temporary)}
         try:

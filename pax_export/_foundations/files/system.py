@@ -102,3 +102,27 @@ def kill_session(process: subprocess.Popen) -> None:
             os.killpg(process.pid, signal.SIGKILL)  # pyright: ignore
         else:
             process.kill()
+
+
+def sync_all(directory: Path) -> None:
+    """Brings all files of a directory to the disk, and then their names."""
+    for folder, _, names in os.walk(directory, topdown=False):
+        for name in names:
+            sync(Path(folder, name))
+        sync(Path(folder))
+
+
+def bytes_text(count: float) -> str:
+    """A number of bytes with its unit.
+
+    Example:
+        >>> bytes_text(5), bytes_text(36 * 2**20)
+        ('5 B', '36.0 MiB')
+    """
+    if count < 1024:
+        return f"{count:.0f} B"
+    for unit in ("KiB", "MiB", "GiB"):
+        count /= 1024
+        if count < 1024:
+            return f"{count:.1f} {unit}"
+    return f"{count / 1024:.1f} TiB"

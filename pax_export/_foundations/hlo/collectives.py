@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import jax
 import numpy as np
 
 from pax_export._foundations.errors import InvalidArgumentTypeError
@@ -99,7 +100,7 @@ class Collective:
         return tuple([name for name, at in zip(mesh.shape, places) if len(set(at.tolist())) > 1])
 
 
-def collectives(compiled: object) -> tuple[Collective, ...]:
+def collectives(compiled: jax.stages.Compiled | str) -> tuple[Collective, ...]:
     """Returns the collectives of a compiled program.
 
     Args:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import jax
+
 from pax_export._foundations.errors import InvalidArgumentTypeError
-from pax_export._foundations.files.disk import bytes_text
+from pax_export._foundations.files.system import bytes_text
 from pax_export._foundations.hlo.collectives import Collective, collectives
 from pax_export._foundations.types import AnyMesh
 
@@ -81,7 +83,7 @@ class Cost:
         return "\n".join(lines)
 
 
-def cost(compiled: object) -> Cost:
+def cost(compiled: jax.stages.Compiled) -> Cost:
     """Returns the compiler's estimate of the cost of a program on each device.
 
     Nothing is computed, and no array is needed: lower the function for abstract

@@ -87,7 +87,7 @@ def call_part(
     return lambda *values: eval_jaxpr(part, (), *values)
 
 
-def find_expansion(equation: Any) -> Callable[..., list[Any]] | None:
+def find_expansion(equation: Equation) -> Callable[..., list[Any]] | None:
     """Returns the expansion of an operation of jax's newer kind as a function; None for others."""
     primitive = equation.params.get("_prim")
     if not hasattr(primitive, "expand"):
@@ -238,7 +238,7 @@ def without_references(program: TracedProgram) -> Any:
     return discharge(program)
 
 
-def scope_constraints(scope: object) -> tuple[str, ...]:
+def scope_constraints(scope: jax.export.SymbolicScope) -> tuple[str, ...]:
     """Returns the constraints of a scope of symbolic dimensions, as written."""
     found = getattr(scope, "_explicit_constraints", None)
     if found is not None:

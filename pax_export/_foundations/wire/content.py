@@ -30,7 +30,7 @@ class RandomAccessBytes(ABC):
         """`count` bytes from an offset on; an error if the content ends before."""
 
     @abstractmethod
-    def array(self, dtype: Any, shape: Iterable[int], offset: int) -> np.ndarray:
+    def array(self, dtype: np.dtype[Any] | str, shape: Iterable[int], offset: int) -> np.ndarray:
         """Returns the array at an offset, in C order; a view if it is large."""
 
     def unpack(self, kind: str, offset: int) -> tuple[Any, ...]:
@@ -63,7 +63,7 @@ class Memory(RandomAccessBytes):
         self.require(offset, count)
         return bytes(self._content[offset : offset + count])
 
-    def array(self, dtype: Any, shape: Iterable[int], offset: int) -> np.ndarray:
+    def array(self, dtype: np.dtype[Any] | str, shape: Iterable[int], offset: int) -> np.ndarray:
         dtype, shape = np.dtype(dtype), tuple(shape)
         count = math.prod(shape) * dtype.itemsize
         self.require(offset, count)
@@ -112,17 +112,19 @@ def encode_varint(number: int) -> bytes:
 
 # --- checksums ------------------------------------------------------------------------
 
+#: What numpy reads bytes of.
+Bytes = bytes | bytearray | memoryview | np.ndarray
 _ONES = 0xFFFFFFFF
 
 
-def crc32c(content: Any, value: int = 0) -> int:
+def crc32c(content: Bytes, value: int = 0) -> int:
     """Returns the CRC-32C of bytes, continuing the checksum `value`."""
     import google_crc32c  # a process that only serves an export may not have it
 
     return google_crc32c.extend(value, np.frombuffer(content, np.uint8))
 
 
-def masked_crc32c(content: Any) -> int:
+def masked_crc32c(content: Bytes) -> int:
     """The CRC-32C of bytes as TensorFlow writes it, so that a checksum of checksums is none.
 
     Example:

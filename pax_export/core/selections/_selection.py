@@ -15,11 +15,11 @@ from pax_export._foundations.types import Array, DTypeLike, PRNGKey, PyTree
 from pax_export.core._check import describe_array
 from pax_export.core._containers import is_sequence
 from pax_export.core._edit import Change, edit_at, set_training
-from pax_export.core._mutable import on_own_array
 from pax_export.core._pure import require_module
+from pax_export.core._scopes import on_own_array
 from pax_export.core._subclassing import verb
 from pax_export.core._traversal import apply_bottom_up
-from pax_export.core._tree import Node, is_array, is_node
+from pax_export.core._tree import Node, is_array, is_floating, is_node
 from pax_export.core.selections._finding import find, in_order, wants_path
 from pax_export.core.selections._paths import (
     Chosen,
@@ -387,7 +387,7 @@ class Selection(Chosen):
                 got=repr(dtype),
                 write="cast(jnp.bfloat16); for another kind of dtype, map(lambda x: ...)",
             )
-        return self.map(lambda x: x.astype(dtype) if _is_floating(x) else x)
+        return self.map(lambda x: x.astype(dtype) if is_floating(x) else x)
 
     def policy(self, mp_policy: jmp.Policy | str | None) -> Any:
         """Returns the net with these modules, and all in them, under a mixed-precision policy.
@@ -468,10 +468,6 @@ class Selection(Chosen):
             where=", ".join(map(path_or_root, self.names()))[:200],
             write="a selection of modules, by their paths or classes",
         )
-
-
-def _is_floating(x: Array) -> bool:
-    return is_array(x) and jnp.issubdtype(x.dtype, jnp.floating)
 
 
 def _in_a_line(value: object) -> str:

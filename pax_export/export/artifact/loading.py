@@ -12,7 +12,7 @@ from pax_export._foundations.files.paths import first_unusual, unusual_type
 from pax_export._foundations.files.side_files import CARD_NAME
 from pax_export._foundations.optional import require
 from pax_export.export.artifact import embedded, formats
-from pax_export.export.artifact.inspect import GRAPH_FILE, damage_as_error
+from pax_export.export.artifact.foreign import GRAPH_FILE, damage_as_error
 from pax_export.export.artifact.report import (
     DATA,
     DATA_SHA256,

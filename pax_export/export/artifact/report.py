@@ -17,8 +17,8 @@ from typing import Any, Literal
 
 from pax_export._foundations.errors import ExportPathError, a_few
 from pax_export._foundations.files import html_text
-from pax_export._foundations.files.disk import bytes_text
 from pax_export._foundations.files.paths import as_path, read_small_file, unusual_type
+from pax_export._foundations.files.system import bytes_text
 from pax_export.export.artifact import embedded, structure
 from pax_export.export.artifact.formats import exporters, find
 

@@ -15,7 +15,7 @@ from jax import lax
 from jax.extend.core import jaxpr_as_fun
 from jax.lax import linalg
 
-from pax_export._foundations.jax import find_sparse, scan_operands
+from pax_export._foundations.jax import find_sparse, is_key, scan_operands
 from pax_export._foundations.types import Array, Equation, Size, TracedProgram
 from pax_export.export.portable.decompositions.linear_algebra import (
     cholesky_update,
@@ -29,7 +29,7 @@ from pax_export.export.portable.decompositions.reductions import (
     reduce_prod,
 )
 from pax_export.export.portable.fourier import fourier_sums
-from pax_export.export.portable.program import is_key, is_static, rewritten, traced
+from pax_export.export.portable.program import is_static, rewritten, traced
 from pax_export.export.portable.sizes import trace
 
 #: Primitive name -> a function from an equation to a function of its operands,

@@ -15,12 +15,12 @@ from typing import Any
 import jax
 import numpy as np
 
+from pax_export._foundations.jax import is_key
 from pax_export._foundations.jaxpr import bind_equation, inner_programs, is_literal
 from pax_export._foundations.types import Array, Atom, Equation, Jaxpr
 from pax_export.export.portable.program import (
     PortableProgram,
     Weight,
-    is_key,
     is_static,
     needed,
     source_of,

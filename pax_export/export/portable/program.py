@@ -25,7 +25,7 @@ from pax_export._foundations.jaxpr import (
     jaxpr_of,
 )
 from pax_export._foundations.jaxpr import needed_equations as needed
-from pax_export._foundations.types import Array, DTypeLike, Equation, Jaxpr, TracedProgram
+from pax_export._foundations.types import Array, Equation, Jaxpr, TracedProgram
 from pax_export.export.portable.sizes import is_number
 
 #: Primitives with inner programs that they do not only call.
@@ -166,10 +166,6 @@ def again(equation: Equation, operands: Sequence[Any], **changed: Any) -> Sequen
 
 def is_static(shape: Sequence[Any]) -> bool:
     return all(map(is_number, shape))
-
-
-def is_key(dtype: DTypeLike) -> bool:
-    return jax.numpy.issubdtype(dtype, jax.dtypes.prng_key)
 
 
 # --- Replaces operations of a program, including nested ones ---

@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 from jax.extend.random import threefry_prng_impl
 
-from pax_export._foundations.jax import scan_operands
+from pax_export._foundations.jax import is_key, scan_operands
 from pax_export._foundations.jaxpr import (
     bind_equation,
     inner_programs,
@@ -31,7 +31,7 @@ from pax_export.export.portable.decompose import Has, decompose
 from pax_export.export.portable.decompositions.registry import NotDecomposedError
 from pax_export.export.portable.fourier import fourier_products as fourier_products
 from pax_export.export.portable.kept import PREFIX
-from pax_export.export.portable.program import CONTROL, ProgramRewriter, call_of, is_key
+from pax_export.export.portable.program import CONTROL, ProgramRewriter, call_of
 from pax_export.export.portable.sizes import trace
 
 

@@ -22,9 +22,9 @@ from pax_export._foundations.errors import (
     ValidationError,
 )
 from pax_export._foundations.files import checksums, html_text
-from pax_export._foundations.files.disk import bytes_text
 from pax_export._foundations.files.overwrite_guard import Belongs, now_in
 from pax_export._foundations.files.paths import as_path
+from pax_export._foundations.files.system import bytes_text
 from pax_export._foundations.optional import require
 from pax_export.export.artifact import compatibility, inspect
 from pax_export.export.artifact.dimensions import RandomInput, random_calls

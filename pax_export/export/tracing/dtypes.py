@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from pax_export._foundations.errors import InvalidArgumentTypeError, UnsupportedDtypeError
+from pax_export._foundations.jax import is_key
 from pax_export._foundations.types import DTypeLike, PyTree
 from pax_export.export.artifact.dtypes import STRING, name_of, numpy_dtype  # noqa: F401
 
@@ -17,10 +18,6 @@ _SUPPORTED = frozenset(
     "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 bfloat16 float32 "
     "float64 float8_e4m3fn float8_e5m2 complex64 complex128".split()
 )
-
-
-def is_key(dtype: DTypeLike) -> bool:
-    return jax.numpy.issubdtype(dtype, jax.dtypes.prng_key)
 
 
 def is_floating(dtype: DTypeLike) -> bool:

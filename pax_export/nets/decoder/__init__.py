@@ -1,17 +1,17 @@
 """Decoder: pretrained language models, their caches and files.
 
 `_decoder` is the net, `_layer` one layer of it, `_attend` reads a prompt or a token, and `_cache`
-has keys and values. `_hf`, `_gguf`, `_loading` and `_placed` read files, `_to_hf` and `_to_gguf`
-write them; `_config` and `_fields` describe what a family computes, `_keys` and `_names` how files
-name arrays.
+has keys and values. `_families` has a row for each family of models, `_config` what a net
+computes. `_hf`, `_gguf`, `_fields`, `_loading` and `_placed` read files, `_to_hf` and `_to_gguf`
+write them; `_names` says how files name arrays.
 """
 
 from pax_export.nets.decoder._cache import DecoderCache, Int8Store
 from pax_export.nets.decoder._config import DecoderConfig
 from pax_export.nets.decoder._decoder import Decoder
+from pax_export.nets.decoder._fields import LayerKind
 from pax_export.nets.decoder._generation_defaults import GenerationDefaults
 from pax_export.nets.decoder._layer import DecoderLayer
-from pax_export.nets.decoder._layer_kind import LayerKind
 from pax_export.nets.decoder._names import pieces_of_gguf as pieces_of_gguf
 from pax_export.nets.decoder._placed import PlacedReading as PlacedReading
 from pax_export.nets.decoder._placed import read_placed as read_placed

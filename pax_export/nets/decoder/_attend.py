@@ -17,8 +17,8 @@ import numpy as np
 from pax_export._foundations.types import Array, PyTree
 from pax_export.nets.decoder._cache import DecoderCache, places_of, read_store, write_store
 from pax_export.nets.decoder._config import DecoderConfig
+from pax_export.nets.decoder._fields import LayerKind
 from pax_export.nets.decoder._layer import alibi_bias, seen_in_order
-from pax_export.nets.decoder._layer_kind import LayerKind
 from pax_export.nn import (
     GroupedQueryAttention,
     RotaryScaling,

@@ -1,4 +1,4 @@
-"""Checks values of an untrusted configuration."""
+"""Values of an untrusted configuration, checked, and LayerKind, which some make."""
 
 from __future__ import annotations
 
@@ -11,12 +11,28 @@ from typing import Any
 
 import numpy as np
 
+from pax_export._foundations.check import checked_integer
 from pax_export._foundations.errors import InvalidArgumentError, InvalidArgumentTypeError, a_few
 
 _MOST_LAYERS = 10_000
 _BY_HAND = "Decoder.from_pretrained(folder, config=...) with a DecoderConfig that computes the same"
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 80
+
+
+Found = dict[str, Any]  # fields of a DecoderConfig
+BIASES = ("projection_bias", "output_bias", "dense_bias")
+HF_NAMES = {
+    "dim": "hidden_size", "num_heads": "num_attention_heads", "vocab_size": "vocab_size",
+    "num_layers": "num_hidden_layers", "num_kv_heads": "num_key_value_heads",
+    "head_size": "head_dim", "hidden_dim": "intermediate_size",
+    "max_positions": "max_position_embeddings", "norm_eps": "rms_norm_eps",
+    "tied": "tie_word_embeddings",
+}  # fmt: skip
+#: Keys that may be null or missing; the sizes of the others determine them.
+OPTIONAL = frozenset(
+    "num_key_value_heads head_dim n_inner attention.head_count_kv attention.key_length".split()
+)
 
 
 @dataclass(frozen=True)
@@ -196,3 +212,46 @@ def unsupported_error(fields: Fields, name: str, value: object = None) -> Invali
         if is_quantized
         else "a model without it",
     )
+
+
+@dataclass(frozen=True)
+class LayerKind:
+    """Settings that may differ between the layers of a `Decoder`.
+
+    Attributes:
+        window: the number of positions that a query attends to, including its own; None for all
+            earlier ones.
+        rotary_base: the base of the rotary embedding; None for that of the configuration, 0 for
+            no rotation.
+        scaled: whether the rotary scaling of the configuration applies.
+
+    Raises:
+        InvalidArgumentError: a window of less than one position.
+        InvalidArgumentTypeError: the window is not an integer.
+
+    Example:
+        >>> import pax_export as pax
+        >>> pattern = (pax.nets.LayerKind(window=512), pax.nets.LayerKind())  # in turns
+        >>> pattern[0].window, pattern[1].window
+        (512, None)
+    """
+
+    window: int | None = None
+    rotary_base: float | None = None
+    scaled: bool = True
+
+    def __post_init__(self) -> None:
+        if self.window is not None:
+            checked_integer(self.window, "LayerKind.window", least=1)
+
+
+def shortest_pattern(kinds: list[LayerKind]) -> tuple[LayerKind, ...]:
+    """Returns the shortest pattern that repeats to these kinds, in linear time."""
+    # For each prefix, the length of its longest border (Morris and Pratt).
+    ends = [0] * len(kinds)
+    for i in range(1, len(kinds)):
+        length = ends[i - 1]
+        while length and kinds[i] != kinds[length]:
+            length = ends[length - 1]
+        ends[i] = length + (kinds[i] == kinds[length])
+    return tuple(kinds[: len(kinds) - ends[-1]] if kinds else ())

@@ -6,25 +6,87 @@ from collections.abc import Mapping, Sequence, Sized
 from typing import Any
 
 from pax_export.nets.decoder._fields import (
+    BIASES,
+    OPTIONAL,
     Fields,
+    Keys,
+    LayerKind,
     require_mapping,
+    shortest_pattern,
     unknown_family_error,
     unsupported_error,
 )
-from pax_export.nets.decoder._keys import (
-    BIASES,
-    FAMILY_FIELDS,
-    GGUF,
-    GGUF_NAMES,
-    GGUF_PERIODS,
-    LAYER_NORM_GGUF_NAMES,
-    LAYER_NORMS,
-    OPTIONAL,
-    YARN_BETAS,
-)
-from pax_export.nets.decoder._layer_kind import LayerKind, shortest_pattern
+from pax_export.nets.decoder._hf import FAMILIES, YARN_BETAS
 from pax_export.nn import RotaryScaling
 
+GGUF_NAMES = {
+    "dim": "embedding_length", "num_heads": "attention.head_count",
+    "head_size": "attention.key_length", "num_layers": "block_count",
+    "num_kv_heads": "attention.head_count_kv", "hidden_dim": "feed_forward_length",
+    "max_positions": "context_length", "norm_eps": "attention.layer_norm_rms_epsilon",
+}  # fmt: skip
+LAYER_NORM_GGUF_NAMES = GGUF_NAMES | {"norm_eps": "attention.layer_norm_epsilon"}
+#: Architectures with layer norms in GGUF files.
+LAYER_NORMS = ("gpt2", "starcoder2")
+
+_GGUF: dict[str, Any] = {
+    "vocab_size": None, "context_length": 2048, "embedding_length": None, "block_count": None,
+    "feed_forward_length": None, "attention.head_count": None, "attention.head_count_kv": None,
+    "attention.key_length": None, "attention.value_length": None,
+    "attention.layer_norm_rms_epsilon": None,
+    "rope.dimension_count": None, "rope.freq_base": 10000.0, "rope.scaling.type": "linear",
+    "rope.scaling.factor": None, "rope.scale_linear": None,
+    "rope.scaling.original_context_length": None,
+    "tokenizer.ggml.tokens": None,
+}  # fmt: skip
+_GGUF_FIXED: dict[str, tuple] = {
+    "expert_count": (0,),
+    "expert_used_count": (0,),
+    "attention.causal": (True,),
+    "attention.clamp_kqv": (0,),
+    "attention.max_alibi_bias": (0,),
+    "attention.sliding_window": (0,),
+    "rope.scaling.attn_factor": (1,),
+    "rope.scaling.yarn_ext_factor": (-1, 1),
+    "rope.scaling.yarn_attn_factor": (-1, 1),
+    # llama.cpp reads neither in these architectures.
+    "rope.scaling.yarn_beta_fast": (YARN_BETAS[1],),
+    "rope.scaling.yarn_beta_slow": (YARN_BETAS[0],),
+    "rope.scaling.yarn_log_multiplier": (0,),
+    "use_parallel_residual": (False,),
+}
+_GGUF_IGNORED = frozenset({"rope.scaling.finetuned", "tensor_data_layout", "pooling_type"})
+
+
+def _gguf_keys(fixed: dict[str, tuple] | None = None, **others: object) -> Keys:
+    """The keys of an architecture; `others` are read."""
+    unread = {name: allowed for name, allowed in _GGUF_FIXED.items() if name not in others}
+    return Keys(_GGUF | others, unread | (fixed or {}), _GGUF_IGNORED)
+
+
+def _gemma_gguf_keys(window: int | None, period: int, **others: object) -> Keys:
+    fixed = {"attention.sliding_window_pattern": (period,)}
+    return _gguf_keys(fixed, **{"attention.sliding_window": window}, **others)
+
+
+GGUF_PERIODS = {"gemma2": 2, "gemma3": 6}  # the last layer of each period sees all positions
+GGUF = {
+    **{name: _gguf_keys() for name in ("llama", "qwen2", "qwen3", "gemma", "smollm3", "olmo2")},
+    "gemma2": _gemma_gguf_keys(
+        4096, GGUF_PERIODS["gemma2"], attn_logit_softcapping=50.0, final_logit_softcapping=30.0
+    ),
+    "gemma3": _gemma_gguf_keys(
+        None, GGUF_PERIODS["gemma3"],
+        final_logit_softcapping=None, **{"rope.freq_base": None, "rope.freq_base_swa": 10000.0},
+    ),
+    # llama.cpp has no windows in this architecture, whatever the files say.
+    "phi3": _gguf_keys(**{"attention.sliding_window": 0, "rope.scaling.attn_factor": None}),
+    "granite": _gguf_keys(
+        {"rope.scaling.finetuned": (True,)},  # False: no rotary embedding
+        **dict.fromkeys(("embedding_scale", "attention.scale", "residual_scale", "logit_scale")),
+    ),
+    **{name: _gguf_keys(**{"attention.layer_norm_epsilon": None}) for name in LAYER_NORMS},
+}  # fmt: skip
 # Those that scale their logits by the width of the net, by their numbers of layers (27B).
 _SCALED_BY_WIDTH = {"gemma2": 46, "gemma3": 62}
 
@@ -45,7 +107,7 @@ def fields_of_gguf(metadata: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(family, str) or family not in GGUF:
         raise unknown_family_error(family, "GGUF metadata: general.architecture", GGUF)
     keys = _keys_of(metadata, family)
-    found = _read_sizes(keys, family) | FAMILY_FIELDS.get(family, {})
+    found = _read_sizes(keys, family) | dict(FAMILIES[family].fields)
     if family != "gpt2":
         found |= _read_rope(keys, found["head_size"])
     if family in LAYER_NORMS:

@@ -27,9 +27,9 @@ from pax_export._foundations.files.paths import read_small_file
 from pax_export._foundations.types import DTypeLike, PyTree
 from pax_export.core import named_leaves
 from pax_export.nets.decoder._config import DecoderConfig
+from pax_export.nets.decoder._families import GENERATION
 from pax_export.nets.decoder._generation_defaults import GenerationDefaults, read_defaults
 from pax_export.nets.decoder._gguf import scaling_of_gguf
-from pax_export.nets.decoder._keys import GENERATION
 from pax_export.nets.decoder._names import (
     ROTARY_TENSORS,
     Pieces,

@@ -57,10 +57,10 @@ def pieces_of_hf(config: DecoderConfig, names: Iterable[str]) -> Pieces:
     heads = [name for name in names if name.endswith("lm_head.weight") and not is_gpt2]
     above = start.removesuffix("transformer." if is_gpt2 else "model.")
     head = heads[0] if len(heads) == 1 else f"{above}lm_head.weight"
-    layout = _HF.get(config.family, _LLAMA_HF)
+    usual = _LLAMA_HF
     if config.post_norms:
-        layout = layout._replace(layers=layout.layers | _POST_NORMS_HF)
-    return _make_pieces(config, layout, start, head)
+        usual = usual._replace(layers=usual.layers | _POST_NORMS_HF)
+    return _make_pieces(config, _HF.get(config.family, usual), start, head)
 
 
 def pieces_of_gguf(config: DecoderConfig) -> Pieces:

@@ -11,8 +11,8 @@ from pax_export._foundations.types import Array
 from pax_export.nets.decoder._attend import Stores, UncachedCall
 from pax_export.nets.decoder._config import DecoderConfig
 from pax_export.nets.decoder._decoder import Decoder
+from pax_export.nets.decoder._fields import LayerKind
 from pax_export.nets.decoder._layer import seen_in_order
-from pax_export.nets.decoder._layer_kind import LayerKind
 from pax_export.nn import GroupedQueryAttention
 
 #: Writes new vectors into the store of one layer, ``[batch, kv_heads, places, head_size]``.
@@ -25,17 +25,17 @@ class PlacedReading(UncachedCall):
     Args:
         config: the configuration of the net.
         positions: the positions of the tokens, ``[batch, length]``.
-        held: the positions in the stores after the call, ``[batch, places]``; negative: empty.
+        in_stores: the positions in the stores after the call, ``[batch, places]``; negative: empty.
         put: writes new vectors to a store, both ``[batch, kv_heads, places, head_size]``.
     """
 
-    def __init__(self, config: DecoderConfig, positions: Array, stores_of_layers: Array, put: Put):
-        self.held, self.put = stores_of_layers, put
+    def __init__(self, config: DecoderConfig, positions: Array, in_stores: Array, put: Put):
+        self.in_stores, self.put = in_stores, put
         super().__init__(config, positions)
 
     @property
     def room(self) -> Any:
-        return self.held.shape[1]
+        return self.in_stores.shape[1]
 
     def attend(
         self,
@@ -62,8 +62,8 @@ class PlacedReading(UncachedCall):
     def seen(self, kind: LayerKind) -> tuple:
         """The mask of the keys for a kind of layers, and the bias of their logits."""
         if kind.window not in self._kept:
-            mask = seen_in_order(self.held, self.positions, kind.window)
-            self._kept[kind.window] = mask, self.bias(self.held)
+            mask = seen_in_order(self.in_stores, self.positions, kind.window)
+            self._kept[kind.window] = mask, self.bias(self.in_stores)
         return self._kept[kind.window]
 
 

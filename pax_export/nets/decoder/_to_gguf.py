@@ -9,14 +9,9 @@ import numpy as np
 
 from pax_export._foundations.errors import InvalidArgumentError
 from pax_export.nets.decoder._config import DecoderConfig
-from pax_export.nets.decoder._keys import (
-    BIASES,
-    GGUF_NAMES,
-    LAYER_NORM_GGUF_NAMES,
-    LAYER_NORMS,
-    OPTIONAL,
-    YARN_BETAS,
-)
+from pax_export.nets.decoder._fields import BIASES, OPTIONAL
+from pax_export.nets.decoder._gguf import GGUF_NAMES, LAYER_NORM_GGUF_NAMES, LAYER_NORMS
+from pax_export.nets.decoder._hf import YARN_BETAS
 from pax_export.nets.decoder._names import ROTARY_TENSORS
 from pax_export.nets.decoder._to_hf import check_same, no_such_net_error
 from pax_export.nn import RotaryScaling, rotary_frequencies

@@ -15,22 +15,12 @@ from pax_export._foundations.errors import InvalidArgumentError, a_few
 from pax_export._foundations.types import PyTree
 from pax_export.core import path_name
 from pax_export.nets.decoder._config import DecoderConfig
+from pax_export.nets.decoder._families import keys_of_hf
 from pax_export.nets.decoder._generation_defaults import GenerationDefaults
-from pax_export.nets.decoder._keys import FAMILY_NAMES, HF_NAMES
+from pax_export.nets.decoder._hf import FAMILIES
 from pax_export.nets.decoder._names import Pieces, SourceArray, pieces_of_hf
-from pax_export.nn import RotaryScaling
 from pax_export.precision.quantized import ArrayLike, Form, QuantizedArray
 
-_CLASSES = {
-    "llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "gemma": "Gemma",
-    "gemma2": "Gemma2", "gemma3": "Gemma3", "phi3": "Phi3", "smollm3": "SmolLM3",
-    "granite": "Granite", "olmo2": "Olmo2", "olmo3": "Olmo3", "exaone4": "Exaone4",
-    "ministral": "Ministral", "seed_oss": "SeedOss", "ernie4_5": "Ernie4_5", "helium": "Helium",
-    "starcoder2": "Starcoder2", "gpt2": "GPT2",
-}  # fmt: skip
-_HEADS = {"gpt2": "LMHeadModel"}
-_WORDS = {"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu": "relu"}
-_GPT2_WORDS = {"gelu_tanh": "gelu_new"}
 #: Fields that do not change the function; layer kinds are compared layer by layer.
 _UNSEEN = ("generation", "implementation", "family", "kinds")
 
@@ -48,7 +38,7 @@ def hf_config(config: DecoderConfig, where: str) -> dict[str, Any]:
         InvalidArgumentError: transformers has no such architecture.
     """
     target = config_of_hf(config)
-    fields = _hf_keys(target) if target.family in _CLASSES else {}
+    fields = keys_of_hf(target) if target.family in FAMILIES else {}
     try:
         back = DecoderConfig.from_hf(fields)
     except InvalidArgumentError as error:
@@ -110,110 +100,9 @@ def no_such_net_error(
         f"{title} has no equivalent of this net.",
         where=f"{where}: lm.config",
         got=f"family={config.family!r}; {got}"[:300],
-        write=f"a net of the families {', '.join(sorted(_CLASSES))} as their files describe them, "
+        write=f"a net of the families {', '.join(sorted(FAMILIES))} as their files describe them, "
         'or format="genai", which holds any Decoder',
     )
-
-
-def _hf_keys(config: DecoderConfig) -> dict[str, Any]:
-    family = config.family
-    kind = "gemma3_text" if family == "gemma3" else family
-    head = _HEADS.get(family, "ForCausalLM")
-    fields: dict[str, Any] = {"model_type": kind, "architectures": [_CLASSES[family] + head]}
-    names = FAMILY_NAMES.get(family, HF_NAMES)
-    fields |= {key: getattr(config, name) for name, key in names.items()}
-    if family == "gpt2":
-        activation = _GPT2_WORDS.get(config.activation, config.activation)
-        return fields | {"activation_function": activation}
-    fields["rope_theta"] = config.rotary_base
-    if config.rotary_scaling is not None:
-        fields["rope_scaling"] = _rope_scaling(config.rotary_scaling)
-    activation = "hidden_activation" if family.startswith("gemma") else "hidden_act"
-    fields[activation] = _WORDS[config.activation]
-    return fields | _own_keys(config)
-
-
-def _own_keys(config: DecoderConfig) -> dict[str, Any]:
-    """The keys that not all families have."""
-    family, biases = config.family, {"attention_bias": config.projection_bias}
-    window = {"sliding_window": config.kind_of(0).window}
-    if family in ("llama", "granite"):
-        scales = {
-            "embedding_multiplier": config.embed_scale, "logits_scaling": 1 / config.logit_scale,
-            "attention_multiplier": config.attention_scale or config.head_size**-0.5,
-            "residual_multiplier": config.residual_scale,
-        }  # fmt: skip
-        own = {} if family == "llama" else scales
-        return {**biases, "mlp_bias": config.dense_bias, **own}
-    if family == "mistral":
-        return window
-    if family == "phi3":
-        share = (config.rotary_size or config.head_size) / config.head_size
-        scaling = config.rotary_scaling
-        length = scaling and scaling.original_length
-        long = {"original_max_position_embeddings": length} if length else {}
-        return {**window, "partial_rotary_factor": share, **long}
-    if family == "starcoder2":
-        return {**window, "use_bias": config.projection_bias}
-    if family in ("gemma", "olmo2"):
-        return biases
-    if family in ("seed_oss", "helium"):
-        own = {"attention_out_bias": config.output_bias} if family == "seed_oss" else {}
-        return {**biases, "mlp_bias": config.dense_bias, **own}
-    if family == "ernie4_5":
-        return {"use_bias": config.projection_bias}
-    windows, types = _window_sizes(config), {"layer_types": _layer_types(config)}
-    if family == "smollm3":
-        bases = [_kind_as_computed(config, number)[1] for number in range(config.num_layers)]
-        own = {"use_sliding_window": bool(windows), "sliding_window": (windows or [None])[0]}
-        own |= {"no_rope_layers": [int(base != 0) for base in bases], "mlp_bias": config.dense_bias}
-        return {**biases, **types, **own}
-    if family in ("olmo3", "exaone4", "ministral"):
-        own = biases if family == "olmo3" else {}
-        return {**own, **types, "sliding_window": (windows or [None])[0]}
-    if family.startswith("qwen"):
-        own = {"use_sliding_window": bool(windows)}
-        if windows:
-            own |= {"max_window_layers": 0, "sliding_window": windows[0], **types}
-        return own | (biases if family == "qwen3" else {})
-    power = (config.attention_scale or config.head_size**-0.5) ** -2
-    own = {
-        **biases,
-        **types,
-        "query_pre_attn_scalar": round(power) if abs(power - round(power)) < 1e-6 else power,
-        "final_logit_softcapping": config.logit_softcap,
-        "sliding_window": (windows or [config.max_positions])[0],
-    }
-    if family == "gemma2":
-        return own | {"attn_logit_softcapping": config.attention_softcap}
-    bases = [kind.rotary_base for kind in config.kinds if kind.window]
-    return own | {"rope_local_base_freq": (bases or [None])[0] or config.rotary_base}
-
-
-def _window_sizes(config: DecoderConfig) -> list[int]:
-    kinds = [config.kind_of(number) for number in range(config.num_layers)]
-    return [kind.window for kind in kinds if kind.window is not None]
-
-
-def _layer_types(config: DecoderConfig) -> list[str]:
-    kinds = [config.kind_of(number) for number in range(config.num_layers)]
-    return ["full_attention" if kind.window is None else "sliding_attention" for kind in kinds]
-
-
-def _rope_scaling(scaling: RotaryScaling) -> dict[str, Any]:
-    fields: dict[str, Any] = {"rope_type": scaling.kind, "factor": scaling.factor}
-    if scaling.kind in ("llama3", "yarn", "longrope"):
-        fields["original_max_position_embeddings"] = scaling.original_length
-    if scaling.kind == "llama3":
-        fields |= {"low_freq_factor": scaling.low, "high_freq_factor": scaling.high}
-    if scaling.kind == "yarn":
-        fields |= {"beta_slow": scaling.low, "beta_fast": scaling.high}
-        fields["truncate"] = scaling.truncated
-    if scaling.kind == "longrope":
-        fields |= {"short_factor": scaling.table, "long_factor": scaling.long_table}
-    if scaling.kind in ("yarn", "longrope") and scaling.attention_factor is not None:
-        fields["attention_factor"] = scaling.attention_factor
-    return fields
 
 
 def generation_config(defaults: GenerationDefaults, bos: int | None) -> Mapping[str, Any]:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from pax_export._foundations.jax import is_key
 from pax_export.core import DeclaredArray, Module, declared_at, is_at, named_modules
 from pax_export.transforms import Scan, Vmap
-from pax_export.weights._metadata import is_key
 from pax_export.weights._save_load import leaves_by_name
 from pax_export.weights.adoption._array_transforms import LeafPart, Shape
 from pax_export.weights.adoption._name_parsing import (
@@ -111,11 +111,11 @@ def _kind_of(module: Module) -> str:
     roles = {each.declared.role for each in found.values()}
     kernels = [each for each in found.values() if each.declared.role == "kernel"]
     if len(kernels) == 1:
+        if kernels[0].declared.transposed:
+            return "conv_transpose"
         *kernel, before, last = kernels[0].axes
-        if {before, last} == {"in", "out"} and SPATIAL.issuperset(kernel):
-            if kernel:
-                return "conv" if last == "out" else "conv_transpose"
-            return "linear" if last == "out" else "kernel"
+        if (before, last) == ("in", "out") and SPATIAL.issuperset(kernel):
+            return "conv" if kernel else "linear"
     if kernels:
         return "kernel"
     if "table" in roles:

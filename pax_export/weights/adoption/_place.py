@@ -11,8 +11,9 @@ import numpy as np
 from jax.sharding import Sharding, SingleDeviceSharding
 
 from pax_export._foundations.errors import AdoptionError, UnsupportedDtypeError, a_few
+from pax_export._foundations.jax import is_key
 from pax_export._foundations.types import Array, DTypeLike
-from pax_export.weights._metadata import is_inexact, is_key
+from pax_export.weights._metadata import is_inexact
 from pax_export.weights._save_load import chosen_sharding, refuse_narrowing
 from pax_export.weights.adoption._array_transforms import (
     Piece,

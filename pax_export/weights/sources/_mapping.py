@@ -11,10 +11,9 @@ import jax
 import numpy as np
 
 from pax_export._foundations.errors import InvalidArgumentTypeError, WeightsFileError
-from pax_export._foundations.jax import is_tracer
+from pax_export._foundations.jax import is_key, is_tracer
 from pax_export._foundations.types import ArrayLike, PyTree
 from pax_export.core import join_path
-from pax_export.weights._metadata import is_key
 from pax_export.weights._save_load import leaves_by_name
 from pax_export.weights.sources._source import Entry, Source, find_tied, name_arrays
 

@@ -40,7 +40,7 @@ from pax_export._foundations.files.overwrite_guard import files, now_in
 from pax_export._foundations.files.paths import as_path
 from pax_export._foundations.optional import require
 from pax_export.export.artifact import structure
-from pax_export.export.artifact.inspect import damage_as_error
+from pax_export.export.artifact.foreign import damage_as_error
 from pax_export.export.artifact.own_exports import write_anew
 from pax_export.export.artifact.report import (
     REPORT_FILE,

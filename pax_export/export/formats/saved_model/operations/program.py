@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from pax_export._foundations.errors import UnsupportedOperationError
+from pax_export._foundations.jax import is_key
 from pax_export._foundations.jaxpr import jaxpr_primitives
 from pax_export.export.artifact import compatibility, dimensions
 from pax_export.export.formats.saved_model.operations import rules
@@ -32,7 +33,7 @@ from pax_export.export.portable import (
     kept,
     optimized,
 )
-from pax_export.export.portable.program import is_key, uses
+from pax_export.export.portable.program import uses
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.source_lines import refuse_operation
 from pax_export.export.tracing.traced import Traced

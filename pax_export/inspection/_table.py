@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pax_export._foundations.files import overwrite_guard, single_file
-from pax_export._foundations.files.disk import bytes_text
+from pax_export._foundations.files.system import bytes_text
 
 Count = int | str
 

@@ -11,14 +11,14 @@ import numpy as np
 
 from pax_export._foundations.optional import require
 from pax_export._foundations.types import PyTree
-from pax_export.export.artifact import inspect as foreign
+from pax_export.export.artifact import foreign
 from pax_export.export.artifact.report import (
     ArrayInfo,
     SignatureInfo,
     VariableInfo,
     read_report,
 )
-from pax_export.inspection._inspection import Inspection, Row
+from pax_export.inspection._table import Inspection, Row
 
 _STEP = re.compile(r"\[['\"]?([^\]'\"]+)['\"]?\]")
 _VALUE = "VARIABLE_VALUE"

@@ -32,6 +32,7 @@ from pax_export.core._tree import (
     flatten,
     is_node,
     kind_of,
+    owner_of,
     set_flat,
     set_kinds,
     set_owner,
@@ -185,12 +186,6 @@ def require_open(node: Node, action: str, name: str) -> None:
     )
 
 
-def owner_of(node: Node) -> MutationScope | None:
-    """The scope that has this module open, if any has."""
-    owner = node._pax_owner
-    return None if owner is None or owner.closed else owner
-
-
 def take_over(node: Node, other: Node) -> None:
     """Copies the attributes of another module to an open one, which stays the same object."""
     attributes = attributes_of(node)
@@ -274,13 +269,13 @@ def _is_numpy(value: object) -> TypeGuard[np.ndarray]:
     return isinstance(value, np.ndarray)
 
 
-def on_own_array(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def on_own_array(function: Callable[[T], T]) -> Callable[[T], T]:
     """Wraps a function that may write to its argument: a numpy array is copied first.
 
     An unchanged copy in the result is replaced by the array.
     """
 
-    def call(value: PyTree) -> Any:
+    def call(value: T) -> T:
         if not _is_numpy(value):
             return function(value)
         copy = value.copy(order="K")
