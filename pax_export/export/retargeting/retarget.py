@@ -26,7 +26,7 @@ from pax_export._foundations.files.overwrite_guard import Belongs, now_in
 from pax_export._foundations.files.paths import as_path
 from pax_export._foundations.files.system import bytes_text
 from pax_export._foundations.optional import require
-from pax_export.export.artifact import compatibility, inspect
+from pax_export.export.artifact import compatibility, foreign
 from pax_export.export.artifact.dimensions import RandomInput, random_calls
 from pax_export.export.artifact.loading import saved_model as check_saved_model
 from pax_export.export.artifact.loading import write_sums
@@ -166,7 +166,7 @@ def retarget(
     source = as_path(path)
     place = source if out is None else as_path(out, "out")
     # Before the path is checked: there may be nothing to repair.
-    model = inspect.read_saved_model(source, "retarget")
+    model = foreign.read_saved_model(source, "retarget")
     check_saved_model(source, trusted=True)  # it is screened below, if it is run
     # In place, all files of the model are copied, including unknown ones.
     ours = now_in(source) if _same_place(source, place) else _mended_or_ours
@@ -212,9 +212,9 @@ def _check(consumer: str | None, modules: Sequence[RetargetedModule]) -> compati
 
 def _write_copy(source: Path, directory: Path, model: Any) -> None:
     # A fingerprint has hashes of the replaced file.
-    without = shutil.ignore_patterns(inspect.GRAPH_FILE, "fingerprint.pb", FILE)
+    without = shutil.ignore_patterns(foreign.GRAPH_FILE, "fingerprint.pb", FILE)
     shutil.copytree(source, directory, ignore=without, dirs_exist_ok=True)
-    (directory / inspect.GRAPH_FILE).write_bytes(model.SerializeToString(deterministic=True))
+    (directory / foreign.GRAPH_FILE).write_bytes(model.SerializeToString(deterministic=True))
 
 
 def _make_report(
@@ -303,7 +303,7 @@ def _mend_operation(function: str, node: Any) -> RetargetedModule:
             if error.where
             else error.write,
         ) from error
-    version = inspect.stablehlo_version(old)
+    version = foreign.stablehlo_version(old)
     node.attr["module"].s = new.module
     needed = convention
     if _SHARDING not in new.module and _TOKENS not in new.module:
@@ -393,7 +393,7 @@ def _signature_inputs(model: Any) -> dict[str, dict[str, RandomInput] | None]:
         key: _random_inputs(tf, signature.inputs)
         for graph in model.meta_graphs
         for key, signature in sorted(graph.signature_def.items())
-        if key != inspect.INITIALIZER
+        if key != foreign.INITIALIZER
     }
 
 
