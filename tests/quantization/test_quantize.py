@@ -212,10 +212,6 @@ def test_refusals():
         pax.quantization.compare_runtime(small, call, call, [X])
     with pytest.raises(TypeError):
         pax.quantization.compare_runtime(3, call, call, [X])  # pyright: ignore
-    whole = pax.quantize(pax.Linear(64, 8))[0].weight
-    for parts in ((None, whole.scales, whole.form), (whole.integers, whole.scales, {"bits": 8})):
-        with refused(errors.InvalidArgumentTypeError, where="QuantizedArray"):
-            pax.quantization.QuantizedArray(*parts)
 
 
 def test_a_budget_chooses_bits():

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pax_export._foundations.errors import InvalidArgumentTypeError
 from pax_export._foundations.types import Array, DTypeLike
 from pax_export.core import Module, StateModule
 from pax_export.precision.quantized._integers import Form
@@ -132,14 +131,6 @@ class QuantizedArray(ArrayLike, StateModule):
         outputs: Any = None,
     ):
         super().__init__()
-        has_shapes = hasattr(integers, "shape") and hasattr(scales, "shape")
-        if not has_shapes or not isinstance(form, Form):
-            raise InvalidArgumentTypeError(
-                "A QuantizedArray has arrays of integers and scales, and a form.",
-                where="QuantizedArray",
-                got=", ".join(type(each).__name__ for each in (integers, scales, form)),
-                write="pax.quantize(net), which makes them; its form is net.weight.form",
-            )
         self.integers = integers
         self.scales = scales
         self.form = form

@@ -10,12 +10,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from pax_export._foundations.errors import InvalidArgumentTypeError, WeightsFileError
+from pax_export._foundations.errors import InvalidArgumentTypeError, WeightsFileError, a_few
 from pax_export._foundations.jax import is_key, is_tracer
 from pax_export._foundations.types import ArrayLike, PyTree
 from pax_export.core import join_path
 from pax_export.weights._save_load import leaves_by_name
-from pax_export.weights.sources._source import Entry, Source, find_tied, name_arrays
+from pax_export.weights.sources._source import Entry, Source, find_tied
 
 KIND = "mapping of arrays"
 
@@ -91,15 +91,16 @@ def _make_entry(name: str, leaf: PyTree, where: str) -> Entry:
 
 
 def _require_numbers(leaves: Mapping[str, Any], where: str) -> None:
-    none = {
-        name: f"an array of {leaf.dtype}"
+    none = [
+        f"{name}: an array of {leaf.dtype}"
         for name, leaf in leaves.items()
         if isinstance(leaf.dtype, np.dtype) and (leaf.dtype.hasobject or leaf.dtype.kind in "SUMm")
-    }
+    ]
     if none:
         raise InvalidArgumentTypeError(
             "A source requires numeric arrays.",
-            **name_arrays(none, where),
+            where=where,
+            got=a_few(none, 20),
             write="arrays of numbers or booleans",
         )
 

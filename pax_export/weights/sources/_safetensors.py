@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pax_export._foundations.errors import a_few
 from pax_export._foundations.optional import require
 from pax_export.weights import _metadata
 from pax_export.weights._file import KIND, HeaderEntry, is_safetensors, read_header
@@ -10,7 +11,6 @@ from pax_export.weights.sources._source import (
     Entry,
     InputFile,
     Source,
-    name_arrays,
     unsupported_dtype_error,
 )
 
@@ -22,10 +22,9 @@ def matches(file: InputFile) -> bool:
 def read(file: InputFile) -> Source:
     library = require("safetensors", "safetensors", "open_source of a safetensors file")
     arrays, metadata, sums = read_header(file)
-    unknown = {name: repr(each.code) for name, each in arrays.items()
-               if each.code not in NUMPY_NAMES}  # fmt: skip
-    if unknown:
-        raise unsupported_dtype_error(**name_arrays(unknown, file.where), known=NUMPY_NAMES)
+    codes = [f"{n}: {each.code!r}" for n, each in arrays.items() if each.code not in NUMPY_NAMES]
+    if codes:
+        raise unsupported_dtype_error(file.where, a_few(codes, 20), NUMPY_NAMES)
     with library.safe_open(file.path, framework="numpy"):
         pass  # shapes, offsets and sizes fit each other and the file
     entries = {

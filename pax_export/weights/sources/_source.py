@@ -47,15 +47,6 @@ def unsupported_dtype_error(where: str, got: object, known: Iterable[str]) -> Un
     )
 
 
-def name_arrays(found: Mapping[str, object], where: str) -> dict[str, Any]:
-    """The `where` and `got` of an error about one array, or about several at once."""
-    if len(found) == 1:
-        ((name, got),) = found.items()
-        return {"where": f"{name} in {where}", "got": got}
-    listed = [f"{name:.200}: {got!s:.50}" for name, got in found.items()]
-    return {"where": where, "got": a_few(listed, 20)}
-
-
 def find_tied(keys: Mapping[str, Hashable]) -> dict[str, str]:
     """Returns, for each name whose key an earlier name has, that name."""
     first: dict[Hashable, str] = {}
