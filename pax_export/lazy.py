@@ -186,7 +186,7 @@ class _CreationRecorder:
         pairs = zip(modules_and_leaves(value)[0], modules_and_leaves(first)[0])
         self.modules |= {id(now): (now, then) for now, then in pairs}
 
-    def with_first_arrays(self, before: Module, after: Module) -> Any:
+    def with_first_arrays(self, before: PyTree, after: Module) -> Any:
         """The structure of a module after a call, with the arrays from before."""
         arrays = dict(tree_leaves_with_path(before))
         for path, module in modules_with_paths(after):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, SupportsFloat, SupportsIndex, TypeGuard
 
 from pax_export._foundations.errors import InvalidArgumentError, InvalidArgumentTypeError
@@ -17,7 +17,7 @@ Number = SupportsFloat | SupportsIndex
 
 
 def checked_integer(
-    value: SupportsIndex,
+    value: object,
     where: str,
     least: int | None = None,
     *,
@@ -29,7 +29,7 @@ def checked_integer(
     try:
         if isinstance(value, bool):
             raise TypeError
-        number = operator.index(value)
+        number = operator.index(value)  # type: ignore[arg-type]  # which is what it finds out
     except TypeError:
         got = f"{type(value).__name__}: {value!r:.120}"
         raise InvalidArgumentTypeError(
@@ -90,7 +90,7 @@ def checked_fraction(value: Number, where: str, *, one_allowed: bool) -> Any:
     return number
 
 
-def as_strings(argument: str, value: str | Iterable[str], write: str) -> tuple[str, ...]:
+def as_strings(argument: str, value: Any, write: str) -> tuple[str, ...]:
     """Returns a tuple of strings, for one string or several; raises for anything else."""
     try:
         found = (value,) if isinstance(value, str) else tuple(value)

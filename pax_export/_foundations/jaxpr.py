@@ -76,7 +76,7 @@ def wrapped_program(equation: Equation) -> Any:
     called = called_program(equation)
     if called is not None:
         return called
-    inner = equation.params.get("callee")  # which also has a transpose
+    inner: Any = equation.params.get("callee")  # which also has a transpose
     programs = [inner] if is_program(inner) else list(inner_programs(equation))
     if len(programs) == 1:
         jaxpr = jaxpr_of(programs[0])

@@ -42,8 +42,6 @@ if TYPE_CHECKING:
         val: Any
 
     Atom: TypeAlias = Var | Literal
-    #: What has a shape and a dtype.
-    Shaped: TypeAlias = Array | jax.ShapeDtypeStruct | jax.core.AbstractValue | Aval
 
     class Primitive:
         name: str
@@ -82,5 +80,5 @@ if TYPE_CHECKING:
     ClosedJaxpr: TypeAlias = Jaxpr | core.ClosedJaxpr
     TracedProgram: TypeAlias = ClosedJaxpr | core.Jaxpr
 else:
-    Array = ArrayLike = DTypeLike = PRNGKey = AnyMesh = Size = Shaped = Any
+    Array = ArrayLike = DTypeLike = PRNGKey = AnyMesh = Size = Any
     Aval = Var = Literal = Atom = Primitive = Equation = Jaxpr = ClosedJaxpr = TracedProgram = Any

@@ -48,7 +48,7 @@ class _MethodSlot:
 class _StaticMethod(staticmethod):  # type: ignore[type-arg]  # has none at run time
     """A class attribute for a callable that each module stores itself and that takes no module."""
 
-    def __get__(self, module: Node | None, owner: type | None = None) -> Any:
+    def __get__(self, module: Any, owner: type | None = None) -> Any:
         return self.__wrapped__.__get__(module, owner)
 
 

@@ -26,7 +26,7 @@ def identity(x: T) -> T:
     return x
 
 
-def as_module(function: Callable[..., Any]) -> Module:
+def as_module(function: Any) -> Module:
     """The module that a node applies, from a module or anything else that can be called."""
     if isinstance(function, type) and issubclass(function, Module):
         raise InvalidArgumentTypeError(

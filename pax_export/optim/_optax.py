@@ -254,7 +254,7 @@ class KeyedTransformation:
     takes: frozenset[str] | None  # the extra arguments of ``update``; None if it takes any
     takes_slow: bool  # whether it wants its parameters twice, as `optax.lookahead` does
 
-    def __init__(self, source: Source):
+    def __init__(self, source: Any):
         self._source = source
         transformation = source() if _is_factory(source) else source
         if not callable(getattr(transformation, "init", None)) or not callable(

@@ -130,7 +130,7 @@ def default_mp_policy(module: M) -> M:
     roles = {each.declared.role for each in declared_in(module).values()}
     if policy_of(module) is not None or not roles & {"kernel", "scale"}:
         return module
-    full = jnp.float32
+    full: Any = jnp.float32
     half = jmp.half_dtype() if "kernel" in roles else full
     return apply_mp_policy(module, jmp.Policy(full, half, full))
 

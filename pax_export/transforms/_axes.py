@@ -177,7 +177,7 @@ def axes_of(
     )
 
 
-def _of_part(prefix: AxisPrefix, part: Part, state_axes: StateAxes | None) -> Axes:
+def _of_part(prefix: Any, part: Part, state_axes: StateAxes | None) -> Axes:
     if isinstance(prefix, StateAxes):
         return prefix.of(part.value) if part.is_module else [None]
     if part.is_module and state_axes is not None:

@@ -12,7 +12,6 @@ from types import MethodType
 from typing import Any, Generic, ParamSpec, TypeAlias, TypeGuard, TypeVar
 
 import jax
-from jax.sharding import Sharding
 from jax.tree_util import tree_flatten, tree_leaves, tree_map
 
 from pax_export._foundations.errors import InvalidArgumentError
@@ -65,7 +64,7 @@ def jit(
     donate_argnums: int | Sequence[int] | None = None,
     donate_argnames: str | Iterable[str] | None = None,
     keep_unused: bool = False,
-    device: jax.Device | Sharding | None = None,
+    device: object = None,
     backend: str | None = None,
     inline: bool = False,
     donate_state: bool = False,

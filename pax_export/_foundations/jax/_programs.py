@@ -89,7 +89,7 @@ def call_part(
 
 def find_expansion(equation: Equation) -> Callable[..., list[Any]] | None:
     """Returns the expansion of an operation of jax's newer kind as a function; None for others."""
-    primitive = equation.params.get("_prim")
+    primitive: Any = equation.params.get("_prim")
     if not hasattr(primitive, "expand"):
         return None
 

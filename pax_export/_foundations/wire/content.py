@@ -30,7 +30,7 @@ class RandomAccessBytes(ABC):
         """`count` bytes from an offset on; an error if the content ends before."""
 
     @abstractmethod
-    def array(self, dtype: np.dtype[Any] | str, shape: Iterable[int], offset: int) -> np.ndarray:
+    def array(self, dtype: Any, shape: Iterable[int], offset: int) -> np.ndarray:
         """Returns the array at an offset, in C order; a view if it is large."""
 
     def unpack(self, kind: str, offset: int) -> tuple[Any, ...]:
@@ -63,7 +63,7 @@ class Memory(RandomAccessBytes):
         self.require(offset, count)
         return bytes(self._content[offset : offset + count])
 
-    def array(self, dtype: np.dtype[Any] | str, shape: Iterable[int], offset: int) -> np.ndarray:
+    def array(self, dtype: Any, shape: Iterable[int], offset: int) -> np.ndarray:
         dtype, shape = np.dtype(dtype), tuple(shape)
         count = math.prod(shape) * dtype.itemsize
         self.require(offset, count)

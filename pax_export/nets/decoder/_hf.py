@@ -128,7 +128,7 @@ def fields_of_hf(config: Mapping[str, Any]) -> Found:
         raise unknown_family_error(shown, f"{where}: model_type", names, strange)
     own = FAMILIES[names[family]]
     fields = own.usual(Fields(config, where, own.keys))
-    found = fields.sizes(own.names, OPTIONAL) | own.fields | {"family": names[family]}
+    found = {**fields.sizes(own.names, OPTIONAL), **own.fields, "family": names[family]}
     if own.ropes == "one":
         found["rotary_base"], found["rotary_scaling"] = read_rope(fields)
     for key, flags in own.flags.items():
