@@ -28,7 +28,7 @@ from pax_export.export.artifact.formats import Format
 from pax_export.export.artifact.own_exports import export_of_ours
 from pax_export.export.artifact.report import Report, Validated
 from pax_export.export.pipeline.arguments import check_choice
-from pax_export.export.validation.budget import SPARE, Budget
+from pax_export.export.validation.probes import SPARE, Budget
 
 #: A save that takes fewer seconds than this, and imports no runtime, is silent.
 PATIENCE = 1.0

@@ -21,8 +21,8 @@ from pax_export.export.pipeline.export_run import ExportRun, scratch_place
 from pax_export.export.portable import PassOptions, PortableProgram, Weight, optimized
 from pax_export.export.tracing.exportable import Exportable, make_exportable
 from pax_export.export.tracing.programs import Program, refuse_changes, trace_all
-from pax_export.export.validation.budget import Budget
 from pax_export.export.validation.cases import ProgramCases, cases_in_turns
+from pax_export.export.validation.probes import Budget
 from pax_export.export.validation.serve import Run
 from pax_export.export.validation.validate import Case, validate
 

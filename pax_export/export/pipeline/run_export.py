@@ -41,8 +41,7 @@ from pax_export.export.tracing.source_lines import (
     operations,
     source_text,
 )
-from pax_export.export.validation.budget import Budget
-from pax_export.export.validation.probes import ProbeDifference
+from pax_export.export.validation.probes import Budget, ProbeDifference
 from pax_export.export.validation.serve import Arrays
 from pax_export.export.validation.validate import (
     NO_CALL,

@@ -59,7 +59,7 @@ def dropped_state(
 def made_of_inputs(program: ClosedJaxpr, leaves: int) -> list[bool]:
     """Returns the results of a program that depend on inputs (the operands after its leaves)."""
     flow = _Dependencies(program, leaves)
-    return [bool(origins & flow.inputs) for origins in flow.results(program.jaxpr)]
+    return [bool(origins & flow.inputs) for origins in flow.results(jaxpr_of(program))]
 
 
 def passed_on(program: ClosedJaxpr) -> list[int | None]:
@@ -160,7 +160,7 @@ class _Dependencies:
 
         callers: list[Equation] = []
         run = partial(interpret, operate=operate, constant=constant, callers=callers)
-        bits = self._operand_bits(program.jaxpr)
+        bits = self._operand_bits(jaxpr_of(program))
         run(program.jaxpr, [_Sum({bit: 1.0}) if bit else _Sum() for bit in bits])
         return found
 

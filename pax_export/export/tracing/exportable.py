@@ -40,7 +40,7 @@ from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.libraries import with_states_of
 from pax_export.export.tracing.model_form import CALL, ModelForm, ModelMethod, entry_of, hide_params
 from pax_export.export.tracing.model_forms import form_of, unbind
-from pax_export.export.tracing.static import unwrap_static
+from pax_export.export.tracing.names import unwrap_static
 from pax_export.precision import policy_of
 from pax_export.transforms import All, Not, PathContains, PathIn
 from pax_export.transforms import Any as Any_
@@ -360,25 +360,13 @@ class TrainStep:
         inputs: PyTree,
         keys: Sequence[str],
     ) -> TrainStep | None:
-        if function is None:
-            if optimizer is not None or inputs is not None:
-                raise InvalidArgumentError(
-                    "optimizer= and train_inputs= require train_step=.",
-                    got="train_step=None",
-                    write=_WRITE,
-                )
+        if function is optimizer is inputs is None:
             return None
-        if not callable(function):
+        if not callable(function) or inputs is None:
             raise InvalidArgumentError(
-                "train_step must be a function (model, optimizer, *batch) -> (model, optimizer, "
-                "metrics).",
-                got=f"train_step={function!r}",
-                write=_WRITE,
-            )
-        if inputs is None:
-            raise InvalidArgumentError(
-                "A training step requires train_inputs.",
-                got="train_inputs=None",
+                "A training step is a function (model, optimizer, *batch) -> (model, optimizer, "
+                "metrics), and requires train_inputs.",
+                got=f"train_step={function!r}, train_inputs={inputs!r}",
                 write=_WRITE,
             )
         if cls.key in keys:

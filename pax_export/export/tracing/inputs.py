@@ -25,20 +25,21 @@ from pax_export._foundations.types import PyTree, TreeDef
 from pax_export.export.artifact import dimensions
 from pax_export.export.artifact.structure import collect, fixed_arguments
 from pax_export.export.tracing import dtypes
-from pax_export.export.tracing.names import describe_structure, dotted_name, signature_names
-from pax_export.export.tracing.spec import EXAMPLE, InputSpec, from_tensorflow
-from pax_export.export.tracing.static import (
+from pax_export.export.tracing.names import (
     Static,
+    describe_structure,
+    dotted_name,
     is_fixed,
     is_switch,
+    signature_names,
     unwrap_static,
     wrap_static,
 )
+from pax_export.export.tracing.spec import EXAMPLE, InputSpec, from_tensorflow
 
 _UNNAMED = re.compile(r"\bNone\b")
 _POWER = re.compile(r"\^\s*([0-9]+)")
 _CONSTRAINTS = 'constraints=("length <= 512", "length >= 2")'
-_BY_NAME = "kwargs must be a dict by name."
 _KWARGS = 'kwargs={"mask": spec("batch, length", "bool")}'
 
 
@@ -149,11 +150,7 @@ def _arguments(
             write='spec("batch, 3"), () without inputs, or (None,) where the model takes None',
         )
     args = inputs if type(inputs) is tuple else (inputs,)
-    named = (
-        {}
-        if kwargs is None
-        else as_named("kwargs", kwargs, "kwargs must be a dict by name.", _KWARGS)
-    )
+    named = as_named("kwargs", kwargs or {}, "kwargs must be a dict by name.", _KWARGS)
     if type(inputs) is dict and (found := _by_name(function, skip, inputs)):
         args, named = found[0], found[1] | named
     return args, named

@@ -25,8 +25,7 @@ from pax_export.export.tracing.model_form import (
     methods_of,
     one_entry,
 )
-from pax_export.export.tracing.names import distinct_names
-from pax_export.export.tracing.static import unwrap_static
+from pax_export.export.tracing.names import distinct_names, unwrap_static
 
 #: Types whose objects are callable, but not with jax arrays.
 _NOT_JAX = ("keras", "tensorflow", "torch")

@@ -12,7 +12,7 @@ import jax
 
 from pax_export._foundations.types import PyTree
 from pax_export.core import is_array, path_name
-from pax_export.export.tracing.static import is_no_array, unwrap_static, wrap_static
+from pax_export.export.tracing.names import is_no_array, unwrap_static, wrap_static
 
 CALL = "__call__"
 

@@ -42,9 +42,9 @@ from pax_export.export.tracing.model_form import (
 )
 
 EXPECTED = (
-    "a Module, a function, (params, function), a bound method, a functools.partial, a module of "
-    "equinox or flax.nnx, a Keras model with the jax backend, (linen module, variables), or "
-    "(haiku transform, params)"
+    "an instance of a Module, a function (jitted, but not lowered), (params, function), a bound "
+    "method, a functools.partial, a module of equinox or flax.nnx, a Keras model built with "
+    "KERAS_BACKEND=jax, (linen module, module.init(key, x)), or (haiku transform, its params)"
 )
 #: Programs of jax that it cannot trace any more.
 _LOWERED = (jax.stages.Lowered, jax.stages.Compiled)
@@ -98,25 +98,11 @@ def _form_of_tuple(model: tuple) -> ModelForm:
 
 
 def _no_model(model: PyTree) -> InvalidArgumentTypeError:
-    kind = got = type(model).__name__
-    write = "one of these, such as a Module"
-    if isinstance(model, type):
-        kind, got = "class", f"the class {model.__name__}"
-        write = f"an instance: {model.__name__}(...)"
-    elif is_keras(model):
-        got = f"{kind}, with the backend {keras_backend()}"
-        write = 'the model built with KERAS_BACKEND="jax" in the environment'
-    elif is_linen(model):
-        write = f"({kind}(...), variables), with variables = {kind}(...).init(key, x)"
-    elif is_transform(model):
-        write = "(transformed, params), with params = transformed.init(key, x)"
-    elif isinstance(model, tuple):
-        got = f"({', '.join(type(each).__name__ for each in model)})"
-    parts = model if isinstance(model, tuple) else (model,)
-    if any(isinstance(each, _LOWERED) for each in parts):
-        write = "the jitted function itself, or its .trace(...), without .lower() and .compile()"
-    what = f"An object of type {kind} is not a model; expected {EXPECTED}."
-    return InvalidArgumentTypeError(what, got=got, write=write)
+    got = ", ".join(
+        f"the class {each.__name__}" if isinstance(each, type) else type(each).__name__
+        for each in (model if isinstance(model, tuple) else (model,))
+    )
+    return InvalidArgumentTypeError("This is not a model.", got=got, write=EXPECTED)
 
 
 def unbind(model: PyTree) -> tuple[Any, Callable | None]:

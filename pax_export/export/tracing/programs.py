@@ -340,21 +340,23 @@ def _refuse_dropped(
     dropped = dropped_state(program.traced.whole, names, assigned)
     layers = model.form.train_mode.items() if model.form is not None else ()
     known = [f"{path}: {kind} in train mode" for path, kind in layers]
-    if dropped.keys:
-        raise StateChangeError(
-            "The function draws random numbers from a key that it holds, so every call of the "
-            "export would draw the same ones.",
-            where=_few_of([*{**dropped.keys, **dropped.values}, *known]),
-            got=_few_of(dict.fromkeys(filter(None, dropped.keys.values()))),
-            write=f"{EVAL_MODE}the key as an input of the function{otherwise}",
+    if found := dropped.keys or dropped.values:
+        what, instead = (
+            (
+                "draws random numbers from a key that it holds, the same in every call",
+                "key as an input",
+            )
+            if dropped.keys
+            else (
+                "computes new values of arrays that it holds, and drops them",
+                "new values as outputs",
+            )
         )
-    if dropped.values:
         raise StateChangeError(
-            "The function computes new values of arrays that it holds, as a net in train mode "
-            "does, and drops them.",
-            where=_few_of([*dropped.values, *known]),
-            got=_few_of(dict.fromkeys(filter(None, dropped.values.values()))),
-            write=f"{EVAL_MODE}the new values as outputs of the function{otherwise}",
+            f"The function {what}.",
+            where=_few_of([*{**dropped.keys, **dropped.values}, *known]),
+            got=_few_of(dict.fromkeys(filter(None, found.values()))),
+            write=f"{EVAL_MODE}the {instead} of the function{otherwise}",
         )
 
 

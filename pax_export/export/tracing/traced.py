@@ -21,7 +21,6 @@ from pax_export._foundations.jax import call_with_constants, read_arguments
 from pax_export._foundations.jaxpr import (
     jaxpr_constants,
     jaxpr_operations,
-    jaxpr_parameters,
     jaxpr_primitives,
 )
 from pax_export._foundations.types import ClosedJaxpr, PyTree, TracedProgram
@@ -174,30 +173,14 @@ def _refuse_callbacks(program: TracedProgram) -> None:
     found = sorted(p for p in jaxpr_primitives(program) if "callback" in p or p in outside)
     if not found:
         return
-    checks = [each for each in jaxpr_parameters(program, found) if _is_of_equinox(each)]
-    if checks:
-        error = UnsupportedOperationError(
-            "The model checks its numbers while it runs, with equinox.error_if, as diffrax, "
-            "lineax and optimistix do; that calls back into Python, which an export cannot.",
-            got=", ".join(found),
-            write="EQX_ON_ERROR=off, or =nan, in the environment of Python before equinox is "
-            "imported; throw=False where diffrax, lineax or optimistix are called",
-        )
-    else:
-        error = UnsupportedOperationError(
-            f"The model calls back into Python, which an export cannot: {', '.join(found)}.",
-            write="the same in operations of jax, or leave jax.debug.print, "
-            "jax.pure_callback and the like out in eval mode",
-        )
+    error = UnsupportedOperationError(
+        "The model calls back into Python, which an export cannot.",
+        got=", ".join(found),
+        write="the same in operations of jax; no jax.debug.print, jax.pure_callback and the like "
+        "in eval mode; EQX_ON_ERROR=off in the environment of Python for equinox.error_if, which "
+        "diffrax, lineax and optimistix call",
+    )
     raise attach_operations(error, jaxpr_operations(program, found))
-
-
-def _is_of_equinox(parameter: Any) -> bool:
-    """Returns whether a parameter of a callback is, or contains, a function of Equinox."""
-    names = (*getattr(parameter, "__dict__", ()), *getattr(type(parameter), "__slots__", ()))
-    held = (parameter, *(getattr(parameter, name, None) for name in names))
-    modules = (getattr(each, "__module__", None) for each in held)
-    return any(str(module).split(".")[0] == "equinox" for module in modules)
 
 
 def vjp(traced: Traced, wrt: Sequence[int], of: Sequence[int]) -> Traced:

@@ -15,7 +15,6 @@ from pax_export.export.lowering.lowered_model import LoweredModel
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.programs import Program
 from pax_export.export.tracing.traced import pull_back
-from pax_export.export.validation.budget import Budget
 from pax_export.export.validation.cases import (
     CaseStep,
     ProgramCases,
@@ -25,6 +24,7 @@ from pax_export.export.validation.cases import (
     named_examples,
 )
 from pax_export.export.validation.decompositions import judge_results
+from pax_export.export.validation.probes import Budget
 from pax_export.export.validation.serve import Arrays
 from pax_export.export.validation.validate import Alternative, Case
 

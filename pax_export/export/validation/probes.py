@@ -1,15 +1,16 @@
-"""Probes: calls with extreme inputs, such as ``sigmoid(1e20)``.
+"""The time budget of a validation, and probes: calls with extreme inputs, ``sigmoid(1e20)``.
 
-Differences in these calls do not refuse an export; the report lists them.
+Differences in probes do not refuse an export; the report lists them.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -22,8 +23,38 @@ from pax_export._foundations.jaxpr import (
 )
 from pax_export._foundations.types import Aval, Equation, PyTree, TracedProgram
 from pax_export.export.artifact.dtypes import is_inexact, is_integer
-from pax_export.export.validation.budget import Budget
 from pax_export.export.validation.serve import Arrays
+
+#: Seconds that a test may take beyond the time of the steps before it.
+SPARE = 2.0
+#: Margin for steps that take longer than estimated.
+_MARGIN = 1.3
+
+
+class Budget:
+    """The seconds of a test; without end, if none are given.
+
+    Example:
+        >>> Budget().leaves_out(1e6, "everything"), Budget(0.0).leaves_out(1.0, "gradients")
+        (False, True)
+    """
+
+    def __init__(self, seconds: float | None = None, probes: Literal["no", "few", "all"] = "no"):
+        self._end = None if seconds is None else time.perf_counter() + seconds
+        #: Descriptions of omitted checks.
+        self.left_out: list[str] = []
+        #: The extreme inputs that are tried, the differences there, and their sentences.
+        self.probes = probes
+        self.differences: list[Any] = []
+        self.differs: list[str] = []
+
+    def leaves_out(self, seconds: float, what: str) -> bool:
+        """Returns whether there is too little time for a check of this duration."""
+        if self._end is None or time.perf_counter() + seconds * _MARGIN <= self._end:
+            return False
+        self.left_out.append(what)
+        return True
+
 
 #: Values of all elements of a floating input, one call each.
 _NUMBERS = (0.0, -1.0, 1e-30, 1e2, -1e2, 1e4, -1e4, 1e10, -1e10, 1e20, -1e20, 1e38, -1e38)

@@ -47,7 +47,6 @@ from pax_export.export.pipeline.run_export import run_export
 from pax_export.export.portable import has_half_between
 from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.programs import Program
-from pax_export.export.validation.budget import Budget
 from pax_export.export.validation.integers import (
     Arithmetic,
     Quantized,
@@ -56,6 +55,7 @@ from pax_export.export.validation.integers import (
     kernels_add,
     whole_leaves,
 )
+from pax_export.export.validation.probes import Budget
 from pax_export.export.validation.validate import validate as validated_calls
 
 OPSET = 21

@@ -53,10 +53,10 @@ from pax_export.export.tracing.exportable import (
     with_step,
 )
 from pax_export.export.tracing.programs import Program
-from pax_export.export.validation.budget import Budget
 from pax_export.export.validation.cases import named_examples, with_sessions
 from pax_export.export.validation.integers import in_float32
 from pax_export.export.validation.model_cases import model_cases
+from pax_export.export.validation.probes import Budget
 from pax_export.export.validation.serve import Arrays
 from pax_export.export.validation.validate import Case
 from pax_export.export.validation.validate import validate as validated

@@ -36,9 +36,9 @@ from pax_export.export.pipeline.run_export import run_export
 from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.names import legal_names
 from pax_export.export.tracing.programs import Program
-from pax_export.export.validation.budget import Budget
 from pax_export.export.validation.cases import cases_in_turns, named_examples
 from pax_export.export.validation.integers import in_float32
+from pax_export.export.validation.probes import Budget
 from pax_export.export.validation.serve import Arrays
 from pax_export.export.validation.validate import Case
 

@@ -41,18 +41,16 @@ from pax_export.export.pipeline.format_exporter import (
 from pax_export.export.pipeline.run_export import not_finite, run_export
 from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.programs import Program
-from pax_export.export.validation.budget import Budget
 from pax_export.export.validation.integers import (
     Arithmetic,
     arithmetic_details,
     check_integers,
     kernels_add,
 )
+from pax_export.export.validation.probes import Budget
 from pax_export.export.validation.serve import Run
 
 _LITERT = "ai_edge_litert.interpreter"
-#: How many bytes of a file a byte of weights is.
-
 #: How much farther from jax than rounding the numbers of a quantized model are.
 _FACTORS = {None: 1.0, "float16": 50.0, "dynamic": 1000.0}
 

@@ -53,8 +53,8 @@ from pax_export.export.tracing.programs import (
     check_updates,
     refuse_changes,
 )
-from pax_export.export.validation.budget import Budget
 from pax_export.export.validation.cases import cases_in_turns
+from pax_export.export.validation.probes import Budget
 from pax_export.export.validation.validate import Case
 from pax_export.export.validation.validate import validate as validated_calls
 

@@ -168,9 +168,9 @@ def ok(params, optimizer, x):
 @pytest.mark.parametrize(
     ("error", "options", "message"),
     [
-        (InvalidArgumentError, {"optimizer": 1}, "require train_step="),
+        (InvalidArgumentError, {"optimizer": 1}, "train_step=None"),
         (InvalidArgumentError, {"train_step": ok}, "requires train_inputs"),
-        (InvalidArgumentError, {"train_step": 3, "train_inputs": spec("n")}, "must be a function"),
+        (InvalidArgumentError, {"train_step": 3, "train_inputs": spec("n")}, "train_step=3"),
         (
             InvalidArgumentError,
             {"train_step": lambda p, o, x: (p, o), "train_inputs": spec("n")},

@@ -34,7 +34,6 @@ from pax_export._foundations.files import stale_temporaries, system
 from pax_export.export.artifact.card import javascript_name
 from pax_export.export.artifact.report import Report, read_report
 from pax_export.export.formats.onnx.run_others import pack_array, unpack_array
-from pax_export.export.formats.onnx.web import browser
 
 #: The environment variable with the path of the browser.
 PATH = "CHROME_PATH"
@@ -263,11 +262,11 @@ def model_file(key: str, keys: Sequence[str]) -> str:
 def run(path: str, cases: Iterable[Mapping[str, Any]]) -> list[Arrays]:
     """Returns the module's results in the browser, call by call."""
     report = read_report(path)
-    with browser.opened(Path(path), page_file("answer.js")) as ask:
+    with opened(Path(path), page_file("answer.js")) as ask:
         return [_call(ask, report, case["signature"], case["inputs"]) for case in cases]
 
 
-def _call(ask: browser.Ask, report: Report, key: str, inputs: Arrays) -> Arrays:
+def _call(ask: Ask, report: Report, key: str, inputs: Arrays) -> Arrays:
     given = {name: pack_array(value) for name, value in inputs.items()}
     found = ask({"key": javascript_name(key, report.signatures), "inputs": given})
     return {
