@@ -76,7 +76,7 @@ def compared(
         if one != other:
             raise InvalidArgumentError(
                 "The nets have outputs of different shapes.",
-                where="compare_runtime: after",
+                where="after",
                 got=f"{other}, where the net has {one}",
                 write="the loaded export of the same net",
             )

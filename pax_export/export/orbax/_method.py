@@ -13,7 +13,7 @@ import numpy as np
 from jax import export as jax_export
 
 from pax_export._foundations.check import as_strings
-from pax_export._foundations.errors import InvalidArgumentError, UnsupportedDtypeError, first_line
+from pax_export._foundations.errors import InvalidArgumentError, UnsupportedDtypeError
 from pax_export._foundations.types import PyTree
 from pax_export.export.artifact.structure import rebuild
 from pax_export.export.formats.saved_model.operations.program import lower_to_graph
@@ -92,8 +92,8 @@ class TensorFlowMethod:
             names = [dotted_name("x", path) for path, _ in leaves]
             tensors = [_to_tensor(leaf, name) for (_, leaf), name in zip(leaves, names)]
             known = [tensor.shape.as_list() for tensor in tensors]
-            specs = broadcast_prefix(self._shape, x, "input_polymorphic_shape")
-            scope = self._symbolic_scope()
+            specs = broadcast_prefix(self._shape, x)
+            scope = jax_export.SymbolicScope(self._constraints)
             shapes = [symbolic_shape(*each, scope) for each in zip(names, known, specs)]
             dtypes = [np.dtype(tensor.dtype.as_numpy_dtype) for tensor in tensors]
             identity = (tree, str(shapes), tuple(map(str, dtypes)))
@@ -105,16 +105,6 @@ class TensorFlowMethod:
             return kinds[identity](tensors, known)
 
         return call
-
-    def _symbolic_scope(self) -> jax_export.SymbolicScope:
-        try:
-            return jax_export.SymbolicScope(self._constraints)
-        except ValueError as error:
-            raise InvalidArgumentError(
-                f"`polymorphic_constraints` cannot be read: {first_line(error)}",
-                got=repr(self._constraints),
-                write=_CONSTRAINTS,
-            ) from error
 
     def _lower_method(
         self, model: Model, tree: PyTree, names: list[str], structs: list[jax.ShapeDtypeStruct]

@@ -37,24 +37,14 @@ def _join_path(path: tuple) -> str:
 
 
 def broadcast_prefix(
-    prefix: object, tree: PyTree, argument: str, is_leaf: Callable[[Any], bool] = lambda _: False
+    prefix: PyTree, tree: PyTree, is_leaf: Callable[[Any], bool] = lambda _: False
 ) -> list[Any]:
-    """Broadcasts a prefix tree to one value per leaf."""
-    values: list[Any] = []
+    """One value of a prefix tree for each leaf; jax names the place where it does not fit."""
 
-    def spread(value: object, below: object) -> None:
-        values.extend([value] * jax.tree_util.tree_structure(below).num_leaves)
+    def ends(value: object) -> bool:
+        return value is None or is_leaf(value)
 
-    try:
-        jax.tree_util.tree_map(spread, prefix, tree, is_leaf=lambda x: x is None or is_leaf(x))
-    except (ValueError, TypeError) as error:
-        raise InvalidArgumentError(
-            f"`{argument}` must have the structure of what it describes, or be the beginning "
-            f"of it: {first_line(error)}",
-            got=str(prefix),
-            write=str(jax.tree_util.tree_structure(tree)),
-        ) from error
-    return values
+    return jax.tree.leaves(jax.tree.broadcast(prefix, tree, is_leaf=ends), is_leaf=ends)
 
 
 class Model:
@@ -63,9 +53,9 @@ class Model:
     def __init__(self, params: PyTree, trainable: object, pspecs: object, consolidate: bool):
         self._placement = _Placement(pspecs, consolidate)
         paths, self.tree = jax.tree_util.tree_flatten_with_path(params)
-        flags = [bool(flag) for flag in broadcast_prefix(trainable, params, "trainable")]
+        flags = [bool(flag) for flag in broadcast_prefix(trainable, params)]
         kind = jax.sharding.PartitionSpec
-        specs = broadcast_prefix(pspecs, params, "pspecs", lambda value: isinstance(value, kind))
+        specs = broadcast_prefix(pspecs, params, lambda value: isinstance(value, kind))
         self._places = [i for i, (_, leaf) in enumerate(paths) if isinstance(leaf, _ARRAYS)]
         self._others = {i: x for i, (_, x) in enumerate(paths) if not isinstance(x, _ARRAYS)}
         self._specs = [specs[place] for place in self._places]

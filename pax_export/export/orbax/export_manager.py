@@ -15,9 +15,11 @@ from pax_export._foundations.files.directory import check, check_plain, replace_
 from pax_export._foundations.types import PyTree
 from pax_export.export.artifact.own_exports import saved_model
 from pax_export.export.artifact.report import DEFAULT
-from pax_export.export.formats.generated_files import generated_files_removed
 from pax_export.export.formats.saved_model.processing import trackables
-from pax_export.export.formats.saved_model.with_tensorflow import rename_tables
+from pax_export.export.formats.saved_model.with_tensorflow import (
+    generated_files_removed,
+    rename_tables,
+)
 from pax_export.export.orbax import dtensor_utils
 from pax_export.export.orbax.dtensor_utils import tf
 from pax_export.export.orbax.jax_module import JaxModule

@@ -239,7 +239,7 @@ def _of_window(equation: Equation) -> Callable[..., Any] | None:
 # --- derivatives -------------------------------------------------------------------
 
 
-def _cumulative(combine: Callable, neutral: Callable[[Any], Any]) -> Callable:
+def _cumulative(combine: Callable[..., Any], neutral: Callable[[Any], Any]) -> Callable[..., Any]:
     def choose(equation: Equation) -> Callable[..., Any] | None:
         axis, reverse = equation.params["axis"], equation.params["reverse"]
         if not _is_symbolic(equation.invars[0].aval.shape[axis]):
@@ -282,7 +282,7 @@ def _triangular(equation: Equation) -> Callable[..., Any] | None:
     return solve
 
 
-def _without_elements(function: Callable[..., Any]) -> Callable[[Any], Callable | None]:
+def _without_elements(function: Callable[..., Any]) -> Callable[[Any], Callable[..., Any] | None]:
     """For operations of which jax lowers the first element of an operand, if it has none."""
     return lambda equation: (
         partial(function, **equation.params)

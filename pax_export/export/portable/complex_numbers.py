@@ -49,9 +49,9 @@ def on_pairs(equation: Equation, structs: Sequence[Any]) -> Any:
     return trace(run, structs, equation.params)
 
 
-def on_complex(*names: str) -> Callable[[Callable], Callable]:
+def on_complex(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
-    def register(function: Callable) -> Callable:
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
         COMPLEX.update(dict.fromkeys(names, function))
         return function
 
@@ -176,7 +176,7 @@ def _sqrt(x: ComplexPair, **_: object) -> ComplexPair:
     return ComplexPair(jnp.where(left, jnp.abs(rest), root), jnp.where(left, signed, rest))
 
 
-def _hyperbolic(one: Callable[[Any], Any], other: Callable[[Any], Any]) -> Callable:
+def _hyperbolic(one: Callable[[Any], Any], other: Callable[[Any], Any]) -> Callable[..., Any]:
     return lambda x, **_: ComplexPair(
         one(x.real) * jnp.cos(x.imag), _times(other(x.real), jnp.sin(x.imag))
     )
@@ -266,18 +266,20 @@ def _logistic(x: ComplexPair, **_: object) -> ComplexPair:
     return ComplexPair(*map(partial(jnp.where, below), multiply(share, other), other))
 
 
-COMPLEX |= {
-    "complex": lambda x, y, **_: ComplexPair(*jnp.broadcast_arrays(x, y)),
-    "real": lambda x, **_: x.real,
-    "imag": lambda x, **_: x.imag,
-    "eq": lambda x, y, **_: (x.real == y.real) & (x.imag == y.imag),
-    "ne": lambda x, y, **_: ~((x.real == y.real) & (x.imag == y.imag)),
-    "is_finite": lambda x, **_: jnp.isfinite(x.real) & jnp.isfinite(x.imag),
-    "rsqrt": lambda x, **_: _inverse(_sqrt(x)),
-    "pow": lambda x, y, **_: _exp(multiply(_log(_pair(x)), _pair(y))),
-    "sin": lambda x, **_: _swapped(_sinh(_swapped(x))),
-    "tan": lambda x, **_: _swapped(_tanh(_swapped(x))),
-    "asinh": lambda x, **_: _swapped(_asin(_swapped(x))),
-    "atan": lambda x, **_: _swapped(_atanh(_swapped(x))),
-    "cos": lambda x, **_: _conj(_cosh(_swapped(x))),
-}
+COMPLEX.update(
+    {
+        "complex": lambda x, y, **_: ComplexPair(*jnp.broadcast_arrays(x, y)),
+        "real": lambda x, **_: x.real,
+        "imag": lambda x, **_: x.imag,
+        "eq": lambda x, y, **_: (x.real == y.real) & (x.imag == y.imag),
+        "ne": lambda x, y, **_: ~((x.real == y.real) & (x.imag == y.imag)),
+        "is_finite": lambda x, **_: jnp.isfinite(x.real) & jnp.isfinite(x.imag),
+        "rsqrt": lambda x, **_: _inverse(_sqrt(x)),
+        "pow": lambda x, y, **_: _exp(multiply(_log(_pair(x)), _pair(y))),
+        "sin": lambda x, **_: _swapped(_sinh(_swapped(x))),
+        "tan": lambda x, **_: _swapped(_tanh(_swapped(x))),
+        "asinh": lambda x, **_: _swapped(_asin(_swapped(x))),
+        "atan": lambda x, **_: _swapped(_atanh(_swapped(x))),
+        "cos": lambda x, **_: _conj(_cosh(_swapped(x))),
+    }
+)

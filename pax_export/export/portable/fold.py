@@ -324,8 +324,10 @@ def _product_of(one: Vector, other: Vector) -> Vector:
 
 
 #: The padding values.
-_NEUTRAL = {"conv_general_dilated": 0.0, "reduce_window_sum": 0.0}
-_NEUTRAL |= {"reduce_window_max": -np.inf, "reduce_window_min": np.inf}
+_NEUTRAL = {
+    "conv_general_dilated": 0.0, "reduce_window_sum": 0.0,
+    "reduce_window_max": -np.inf, "reduce_window_min": np.inf,
+}  # fmt: skip
 
 
 def padded_inside(program: PortableProgram) -> PortableProgram:

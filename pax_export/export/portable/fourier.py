@@ -106,7 +106,7 @@ def _product(x: ComplexPair, cosine: Array, sine: Array) -> ComplexPair:
     return ComplexPair(real - times(x.imag, sine), imag + times(x.imag, cosine))
 
 
-def _forwards(x: ComplexPair, direction: float, function: Callable) -> ComplexPair:
+def _forwards(x: ComplexPair, direction: float, function: Callable[..., Any]) -> ComplexPair:
     """Applies a transform forwards; the other one is that of conjugates."""
     if direction == _FORWARD:
         return function(x)

@@ -213,7 +213,7 @@ NORMAL_FORMS: dict[str, Callable[..., Any]] = {
     # Sizes, some of them symbolic, as an array.
     "sizes": lambda *, of: jnp.stack([jnp.asarray(size).astype(np.int32) for size in of]),
 }
-FUNCTIONS |= NORMAL_FORMS
+FUNCTIONS.update(NORMAL_FORMS)
 #: Elementwise functions.
 ELEMENTWISE = frozenset({"clip", "silu", "hard_sigmoid", "hard_swish", "gelu"})
 

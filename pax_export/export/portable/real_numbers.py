@@ -57,7 +57,7 @@ def _words(aval: Aval) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
 
 
-def _each(function: Callable, axes: int) -> Callable:
+def _each(function: Callable[..., Any], axes: int) -> Callable[..., Any]:
     """Maps a function of one key over the axes of an array of keys."""
     for _ in range(axes):
         function = jax.vmap(function)
@@ -77,7 +77,7 @@ def _fold_in(words: Array, numbers: Array, **_: object) -> Any:
     return _each(threefry_prng_impl.fold_in, numbers.ndim)(words, numbers)
 
 
-_FUNCTIONS: dict[str, Callable] = {
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("random_wrap", "random_unwrap", "random_clone"), lambda words, **_: words),
     "random_seed": lambda seeds, **_: _each(threefry_prng_impl.seed, seeds.ndim)(seeds),
     "random_bits": _bits,

@@ -58,10 +58,10 @@ class RuleTable(dict[str, Rule]):
 
     def rule(
         self, *names: str, when: Callable[[Any], bool] | None = None, **options: bool
-    ) -> Callable[[Callable], Callable]:
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Registers a function as the rule of these primitives, for all equations or for some."""
 
-        def register(function: Callable) -> Callable:
+        def register(function: Callable[..., Any]) -> Callable[..., Any]:
             self.update(dict.fromkeys(names, Rule(function, when, options)))
             return function
 

@@ -17,7 +17,14 @@ import numpy as np
 
 from pax_export._foundations.jax import needed_part, scan_operands
 from pax_export._foundations.jaxpr import called_program, inner_programs, interpret, jaxpr_of
-from pax_export._foundations.types import ClosedJaxpr, Equation, Jaxpr, PyTree, TracedProgram
+from pax_export._foundations.types import (
+    Array,
+    Aval,
+    ClosedJaxpr,
+    Equation,
+    Jaxpr,
+    TracedProgram,
+)
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.source_lines import Chain, source_text
 
@@ -86,7 +93,7 @@ def passed_on(program: ClosedJaxpr) -> list[int | None]:
             return loop(parameters["body_jaxpr"], operands[first:last], operands[last:], [])
         return [None for _ in equation.outvars]
 
-    def loop(body: Any, constants: list, carry: list, inputs: list) -> list[int | None]:
+    def loop(body: TracedProgram, constants: list, carry: list, inputs: list) -> list[int | None]:
         """A carry is passed on if the body returns it at its own place."""
         while True:
             results = run(body, [*constants, *carry, *inputs])
@@ -136,7 +143,7 @@ class _Dependencies:
         """Returns the moving averages of arrays: bit of the old values, type, operation."""
         found = []
 
-        def constant(value: PyTree) -> _Sum:
+        def constant(value: Array) -> _Sum:
             bit = self._constant_bit(value)
             return _Sum({bit: 1.0}) if bit else _Sum({_ONE: float(np.real(np.mean(value)))})
 
@@ -168,7 +175,7 @@ class _Dependencies:
         """The operands and constants of these bits, by number."""
         return [place for place in range(len(self.avals)) if origins >> place & 1]
 
-    def _constant_bit(self, value: PyTree) -> int:
+    def _constant_bit(self, value: Any) -> int:
         """Returns the bit of a constant array; 0 for scalars, which are literals."""
         if not hasattr(value, "shape") or not (math.prod(value.shape) > 1 or _is_key(value)):
             return 0
@@ -213,7 +220,9 @@ class _Dependencies:
             every |= _union_of_bits(self._run(inner, [every] * len(_operands_of(inner)), chain))
         return [every] * len(equation.outvars)
 
-    def _run_loop(self, body: Any, given: list[int], carry: slice, chain: Chain) -> list[int]:
+    def _run_loop(
+        self, body: TracedProgram, given: list[int], carry: slice, chain: Chain
+    ) -> list[int]:
         """Iterates a loop body until the dependencies of its carry do not change."""
         while True:
             results = self._run(body, given, chain)
@@ -291,7 +300,7 @@ def _union_of_bits(bits: Iterable[int]) -> int:
     return found
 
 
-def _is_key(value: PyTree) -> bool:
+def _is_key(value: Array | Aval) -> bool:
     """Returns whether an array, or its type, is a random key or may be key data."""
     if dtypes.is_key(value.dtype):
         return True

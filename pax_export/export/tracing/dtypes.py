@@ -9,7 +9,7 @@ import numpy as np
 
 from pax_export._foundations.errors import InvalidArgumentTypeError, UnsupportedDtypeError
 from pax_export._foundations.jax import is_key
-from pax_export._foundations.types import DTypeLike, PyTree
+from pax_export._foundations.types import Array, DTypeLike, PyTree
 from pax_export.export.artifact.dtypes import STRING, name_of, numpy_dtype  # noqa: F401
 
 _WIDENED = {"int4": np.dtype("int8"), "uint4": np.dtype("uint8")}
@@ -100,7 +100,7 @@ def restore(array: PyTree, struct: jax.ShapeDtypeStruct) -> Any:
 def _key_impl(struct: jax.ShapeDtypeStruct) -> Any:
     found = []
 
-    def look(key: PyTree) -> Any:
+    def look(key: Array) -> Array:
         found.append(jax.random.key_impl(key))
         return key
 

@@ -19,9 +19,8 @@ from pax_export._foundations.errors import (
     InvalidArgumentTypeError,
     StructureMismatchError,
     UnsupportedDtypeError,
-    first_line,
 )
-from pax_export._foundations.types import PyTree
+from pax_export._foundations.types import Array, ArrayLike, PyTree
 from pax_export.checkpoint import StoredArray
 from pax_export.core import (
     Chosen,
@@ -110,7 +109,7 @@ def _of_module(
     trainable = {path for path, _ in paths}
     halves = _halves_of_policies(module) if outputs == "float32" else frozenset()
 
-    def find(given: PyTree) -> ModelMethod | None:
+    def find(given: str | Callable[..., Any] | None) -> ModelMethod | None:
         if given == CALL and function is not None:
             given = function
         elif isinstance(given, str):  # not a method of the metaclass, which makes instances
@@ -127,7 +126,7 @@ def _of_module(
 def _with_state(function: Callable, halves: frozenset) -> Callable[..., tuple[Any, Any]]:
     """Returns the call of a function of a module, with outputs of some dtypes as float32."""
 
-    def widened(leaf: PyTree) -> Any:
+    def widened(leaf: Array) -> Array:
         is_half = getattr(leaf, "dtype", None) in halves
         return jax.numpy.asarray(leaf, "float32") if is_half else leaf
 
@@ -146,7 +145,7 @@ def _halves_of_policies(module: Module) -> frozenset:
 
 
 def _of_form(form: ModelForm, methods: Mapping[str, Any] | None) -> Exportable:
-    def find(given: PyTree) -> ModelMethod | None:
+    def find(given: str | Callable[..., Any]) -> ModelMethod | None:
         found = form.method(given) if isinstance(given, str) else None
         entry = entry_of(given) if callable(given) else found
         return None if entry is None else replace(entry, call=partial(run, entry.call))
@@ -171,7 +170,7 @@ def _of_form(form: ModelForm, methods: Mapping[str, Any] | None) -> Exportable:
 def _make_methods(
     methods: Mapping[str, Any] | None, owner: str, find: Callable[[Any], ModelMethod | None]
 ) -> tuple[ModelMethod, ...]:
-    def method(key: str, given: PyTree) -> ModelMethod:
+    def method(key: str, given: str | Callable[..., Any]) -> ModelMethod:
         entry = find(given)
         if entry is None:
             raise InvalidArgumentError(
@@ -193,7 +192,7 @@ def _make_leaves(
     return tuple(_make_leaf(path, value, is_trainable(path)) for path, value in paths), treedef
 
 
-def _make_leaf(path: tuple, value: PyTree, trainable: bool) -> ExportLeaf:
+def _make_leaf(path: tuple, value: ArrayLike | StoredArray, trainable: bool) -> ExportLeaf:
     name = path_name(path) or "params"
     if isinstance(value, (np.ndarray, np.generic)) and not value.dtype.isnative:
         value = value.astype(value.dtype.newbyteorder("="))  # jax takes no other
@@ -203,7 +202,7 @@ def _make_leaf(path: tuple, value: PyTree, trainable: bool) -> ExportLeaf:
     return ExportLeaf(name, jax.tree_util.keystr(path), value, struct, trained, parameter=trained)
 
 
-def leaf_struct(value: PyTree, name: str) -> jax.ShapeDtypeStruct:
+def leaf_struct(value: ArrayLike | StoredArray, name: str) -> jax.ShapeDtypeStruct:
     if isinstance(value, (bool, int, float, complex)):
         # Weakly typed, so that the exported arithmetic promotes as Python numbers do.
         return jax.ShapeDtypeStruct((), jax.numpy.result_type(value), weak_type=True)
@@ -455,18 +454,4 @@ def _trainable_names(model: Exportable) -> str:
 
 def _by_prefix(model: Exportable, prefix: PyTree) -> list[bool]:
     tree = jax.tree_util.tree_unflatten(model.tree, list(range(len(model.leaves))))
-    chosen: dict[int, bool] = {}
-
-    def choose(flag: Any, part: Any) -> None:
-        chosen.update(dict.fromkeys(jax.tree_util.tree_leaves(part), bool(flag)))
-
-    try:
-        jax.tree_util.tree_map(choose, prefix, tree)
-    except ValueError as error:
-        raise InvalidArgumentError(
-            "The prefix does not match the structure of the parameters.",
-            where="trainable",
-            got=first_line(error),
-            write='a prefix of the parameters with True and False, or names: ("head",)',
-        ) from error
-    return [chosen.get(index, False) for index in range(len(model.leaves))]
+    return list(map(bool, jax.tree.leaves(jax.tree.broadcast(prefix, tree))))

@@ -27,13 +27,13 @@ from pax_export._foundations.jaxpr import (
     jaxpr_sizes,
 )
 from pax_export._foundations.tracebacks import all_frames
-from pax_export._foundations.types import Equation, PyTree, TracedProgram
+from pax_export._foundations.types import Array, Equation, PyTree, TracedProgram
 from pax_export.checkpoint import StoredArray
 from pax_export.export.artifact import dimensions
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.dropped_state import DRAWS, dropped_state, made_of_inputs, passed_on
 from pax_export.export.tracing.exportable import Exportable, ExportLeaf
-from pax_export.export.tracing.inputs import Inputs, resolve_inputs
+from pax_export.export.tracing.inputs import Input, Inputs, resolve_inputs
 from pax_export.export.tracing.model_form import ModelMethod
 from pax_export.export.tracing.names import describe_structure, dotted_paths, signature_names
 from pax_export.export.tracing.trace_errors import (
@@ -438,7 +438,7 @@ def refuse_explicit(
         )
 
 
-def _explicit_sharding(array: Any) -> Any:
+def _explicit_sharding(array: Array | StoredArray | Input) -> Any:
     """Returns the sharding of an array that is split along an Explicit axis, or None."""
     sharding = getattr(array, "sharding", None)
     if not isinstance(sharding, jax.sharding.NamedSharding):
@@ -470,7 +470,7 @@ def _describe(program: TracedProgram) -> list[Hashable]:
         found.append(repr((name, operands, parameters if not inner else [], shapes, inner)))
         return [(len(found), place) for place in range(len(shapes))]
 
-    def constant(value: PyTree) -> Hashable:
+    def constant(value: Array) -> Hashable:
         return repr(value) if np.ndim(value) == 0 else ("array", np.shape(value))
 
     count = len(jaxpr_of(program).invars)

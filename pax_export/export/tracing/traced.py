@@ -23,7 +23,7 @@ from pax_export._foundations.jaxpr import (
     jaxpr_operations,
     jaxpr_primitives,
 )
-from pax_export._foundations.types import ClosedJaxpr, PyTree, TracedProgram
+from pax_export._foundations.types import Array, ClosedJaxpr, TracedProgram
 from pax_export.export import symbolic_numpy
 from pax_export.export.portable.any_size import differentiable
 from pax_export.export.portable.program import discharged, with_python_numbers
@@ -162,7 +162,7 @@ def _large_constants(program: TracedProgram) -> tuple[Any, ...]:
     return tuple(found.values())
 
 
-def _is_large(value: PyTree) -> bool:
+def _is_large(value: Array) -> bool:
     size = getattr(value, "size", 1) * getattr(value.dtype, "itemsize", 1)
     # A key is small, but TensorFlow has no constant of its dtype.
     return size > LARGEST_CONSTANT and not dtypes.is_key(value.dtype)
@@ -224,5 +224,5 @@ def pull_back(
     return run
 
 
-def _conjugate(value: PyTree) -> Any:
+def _conjugate(value: Array) -> Array:
     return jax.numpy.conj(value) if jax.numpy.iscomplexobj(value) else value

@@ -89,7 +89,7 @@ def group_arrays(
 ) -> tuple[list[Group], list[str]]:
     """The groups of some arrays, or with `alone` one of each, and the names of counters.
 
-    `told` maps arrays to a name to use instead, and to the path of the module that may have them.
+    `hints` maps arrays to a name to use instead, and to the path of the module that may have them.
     """
     groups: dict[Any, Group] = {}
     counters: list[str] = []

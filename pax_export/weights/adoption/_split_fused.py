@@ -248,8 +248,8 @@ def _cut_along_axis(
     if found is None:
         return None
     split, at, span = found
-    room = (*shape[:axis], *split, *shape[axis + 1 :])
+    shape_split = (*shape[:axis], *split, *shape[axis + 1 :])
     index = tuple(
-        [span if part_of_leaf == axis + at else _ALL for part_of_leaf in range(len(room))]
+        [span if part_of_leaf == axis + at else _ALL for part_of_leaf in range(len(shape_split))]
     )
-    return part, LeafPart(room, index, (), f"joined, {'by head' if at else 'blocks'}")
+    return part, LeafPart(shape_split, index, (), f"joined, {'by head' if at else 'blocks'}")

@@ -8,6 +8,7 @@ import struct
 import tracemalloc
 import zipfile
 
+import numpy as np
 import pytest
 
 from pax_export.cli import main

@@ -140,7 +140,7 @@ def _columns_turned(x: Array, cosine: Array, sine: Array) -> Any:
 
 
 def _rotated(
-    state: tuple[Array, ...], turn: Callable[[Any], tuple[Any, Any]], change: Callable
+    state: tuple[Array, ...], turn: Callable[[Any], tuple[Any, Any]], change: Callable[..., Any]
 ) -> Any:
     """Runs all rounds on a state whose last element, the vectors, has `count` columns."""
     count = state[-1].shape[-1]

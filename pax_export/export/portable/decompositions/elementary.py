@@ -156,7 +156,9 @@ def round_away(x: Array, **_: object) -> Any:
     return jnp.sign(x) * (whole + (size - whole >= 0.5).astype(x.dtype))
 
 
-def _in_order(compare: Callable[[Any, Any], Any], with_nan: Callable[[Any, Any], Any]) -> Callable:
+def _in_order(
+    compare: Callable[[Any, Any], Any], with_nan: Callable[[Any, Any], Any]
+) -> Callable[..., Any]:
     """Compares in the order of sorting, with NaN as the largest number."""
 
     def apply(x: Array, y: Array) -> Any:

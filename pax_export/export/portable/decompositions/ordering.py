@@ -50,7 +50,9 @@ for _name in _COMPARISONS:
     _by_order(_name)
 
 
-def _larger_or_smaller(name: str, of_truth: Callable, of_numbers: Callable) -> None:
+def _larger_or_smaller(
+    name: str, of_truth: Callable[..., Any], of_numbers: Callable[..., Any]
+) -> None:
     @decomposes(name)
     def choose(x: Array, y: Array) -> Any:
         if x.dtype == np.bool_:

@@ -159,7 +159,7 @@ def _reduce_axes(
 
 
 def _slid(
-    arrays: Arrays, combine: Callable, axis: int, width: int, apart: int, step: int
+    arrays: Arrays, combine: Callable[..., Any], axis: int, width: int, apart: int, step: int
 ) -> Arrays:
     """Windows along one axis; wide ones of windows of twice the width in each step."""
     size = arrays[0].shape[axis]
@@ -195,7 +195,7 @@ def _every(arrays: Arrays, axis: int, start: int, stop: Size, step: int) -> Arra
     return tuple(lax.slice(x, starts, stops, steps) for x in arrays)
 
 
-def _pool(combine: Callable[[Any, Any], Any], neutral: Callable[[Any], Any]) -> Callable:
+def _pool(combine: Callable[[Any, Any], Any], neutral: Callable[[Any], Any]) -> Callable[..., Any]:
     def pool(x: Array, **window: Any) -> Any:
         def both(one: Arrays, other: Arrays) -> Arrays:
             return (combine(one[0], other[0]),)
@@ -238,7 +238,9 @@ def reduce_window(
     return both((*begun, jnp.ones_like(some)), (*found, some))[:-1]
 
 
-def _selecting(select_prim: Primitive) -> tuple[Callable[[Arrays, Arrays], Arrays], Callable]:
+def _selecting(
+    select_prim: Primitive,
+) -> tuple[Callable[[Arrays, Arrays], Arrays], Callable[..., Any]]:
     """Selects one of two by its first array; the earlier one of ties."""
 
     def select(one: Arrays, other: Arrays) -> Arrays:
@@ -295,7 +297,9 @@ def select_and_scatter_add(
 _DOUBLED = 4096
 
 
-def _accumulated(combine: Callable[[Any, Any], Any], neutral: Callable[[Any], Any]) -> Callable:
+def _accumulated(
+    combine: Callable[[Any, Any], Any], neutral: Callable[[Any], Any]
+) -> Callable[..., Any]:
     def accumulate(x: Array, *, axis: int, reverse: bool) -> Any:
         size = x.shape[axis]
         if not isinstance(size, int) or size > _DOUBLED:
@@ -311,7 +315,7 @@ def _accumulated(combine: Callable[[Any, Any], Any], neutral: Callable[[Any], An
     return accumulate
 
 
-def by_loop(x: Array, axis: int, reverse: bool, combine: Callable, neutral: Array) -> Any:
+def by_loop(x: Array, axis: int, reverse: bool, combine: Callable[..., Any], neutral: Array) -> Any:
     """Accumulates the elements one by one."""
     rows = jnp.moveaxis(x, axis, 0)
 

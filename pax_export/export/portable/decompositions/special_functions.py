@@ -194,7 +194,7 @@ decomposes("bessel_i0e", single=True, double=False)(_bessel(_I0_NEAR, _I0_FAR, o
 decomposes("bessel_i1e", single=True, double=False)(_bessel(_I1_NEAR, _I1_FAR, odd=True))
 
 
-def _until_small(step: Callable, start: tuple[Any, ...]) -> Any:
+def _until_small(step: Callable[..., Any], start: tuple[Any, ...]) -> Any:
     """Runs ``step(number, state) -> (state, change)``; the first of a state is the result."""
     bit = float(jnp.finfo(jnp.float32).eps)
 
@@ -222,7 +222,7 @@ def _gamma_series(a: Array, x: Array) -> Any:
     return _until_small(step, (jnp.ones_like(a), jnp.ones_like(a)))
 
 
-def _fraction(first: Array, pair: Callable) -> Any:
+def _fraction(first: Array, pair: Callable[..., Any]) -> Any:
     """A continued fraction by Lentz: 1 / (first + a1 / (b1 + a2 / (b2 + ...)))."""
     tiny = 1e-30
 
