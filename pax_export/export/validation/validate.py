@@ -6,6 +6,7 @@ import dataclasses
 import importlib.util
 import itertools
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,6 +19,7 @@ import numpy as np
 
 from pax_export._foundations.errors import (
     GradientMismatchError,
+    InvalidArgumentError,
     PaxError,
     ValidationError,
 )
@@ -211,6 +213,7 @@ def in_process(
             seconds,
         )
         if code:
+            _refuse_import(format, said)
             by = f"killed by signal {-code}; " if code < 0 else ""
             raise RuntimeError(by + said[-1500:])
         return serve.load(results)
@@ -238,6 +241,20 @@ def _run_limited(
                 raise TimeoutError(f"it had not finished after {seconds:g} s") from None
             raise
     return process.returncode, said
+
+
+def _refuse_import(format: Format, stderr: str) -> None:
+    """Says so if calls failed because their process may not import a package."""
+    found = re.search(r"(?:import of |No module named ')(jax|pax_export)", stderr)
+    package = found[1] if found else ""
+    if package and package not in format.run_imports:
+        raise InvalidArgumentError(
+            f"`run` of the format {format.name} imports {package}, and its process has it only "
+            "where the format's row says so.",
+            where=format.run,
+            got=f"run_imports={format.run_imports}",
+            write=f"run_imports={(*format.run_imports, package)}",
+        )
 
 
 _GRADIENT = ": gradient:"

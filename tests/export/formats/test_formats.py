@@ -79,8 +79,9 @@ def test_a_package_that_its_row_does_not_name(installed, tmp_path, monkeypatch):
     """The row is wrong, and no operation of the model."""
     row = dataclasses.replace(toy_format.TOY, run_imports=("jax",))
     monkeypatch.setattr(toy_format, "TOY", row)
-    with pytest.raises(errors.ValidationError, match="'pax_export' is not a package") as caught:
+    with pytest.raises(errors.InvalidArgumentError, match="imports pax_export") as caught:
         to_toy(tmp_path / "linear.toy", validate="process")
+    assert caught.value.write == "run_imports=('jax', 'pax_export')"
     assert "dot_general" not in str(caught.value)
 
 
