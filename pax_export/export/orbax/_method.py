@@ -92,7 +92,7 @@ class TensorFlowMethod:
             names = [dotted_name("x", path) for path, _ in leaves]
             tensors = [_to_tensor(leaf, name) for (_, leaf), name in zip(leaves, names)]
             known = [tensor.shape.as_list() for tensor in tensors]
-            specs = broadcast_prefix(self._shape, x)
+            specs = broadcast_prefix(self._shape, x, "input_polymorphic_shape")
             scope = jax_export.SymbolicScope(self._constraints)
             shapes = [symbolic_shape(*each, scope) for each in zip(names, known, specs)]
             dtypes = [np.dtype(tensor.dtype.as_numpy_dtype) for tensor in tensors]

@@ -37,14 +37,18 @@ def _join_path(path: tuple) -> str:
 
 
 def broadcast_prefix(
-    prefix: PyTree, tree: PyTree, is_leaf: Callable[[Any], bool] = lambda _: False
+    prefix: PyTree, tree: PyTree, argument: str, is_leaf: Callable[[Any], bool] = lambda _: False
 ) -> list[Any]:
     """One value of a prefix tree for each leaf; jax names the place where it does not fit."""
 
     def ends(value: object) -> bool:
         return value is None or is_leaf(value)
 
-    return jax.tree.leaves(jax.tree.broadcast(prefix, tree, is_leaf=ends), is_leaf=ends)
+    try:
+        return jax.tree.leaves(jax.tree.broadcast(prefix, tree, is_leaf=ends), is_leaf=ends)
+    except ValueError as error:
+        error.add_note(f"The prefix is `{argument}`.")
+        raise
 
 
 class Model:
@@ -53,9 +57,9 @@ class Model:
     def __init__(self, params: PyTree, trainable: object, pspecs: object, consolidate: bool):
         self._placement = _Placement(pspecs, consolidate)
         paths, self.tree = jax.tree_util.tree_flatten_with_path(params)
-        flags = [bool(flag) for flag in broadcast_prefix(trainable, params)]
+        flags = [bool(flag) for flag in broadcast_prefix(trainable, params, "trainable")]
         kind = jax.sharding.PartitionSpec
-        specs = broadcast_prefix(pspecs, params, lambda value: isinstance(value, kind))
+        specs = broadcast_prefix(pspecs, params, "pspecs", lambda value: isinstance(value, kind))
         self._places = [i for i, (_, leaf) in enumerate(paths) if isinstance(leaf, _ARRAYS)]
         self._others = {i: x for i, (_, x) in enumerate(paths) if not isinstance(x, _ARRAYS)}
         self._specs = [specs[place] for place in self._places]

@@ -71,13 +71,14 @@ def test_text_that_does_not_describe_the_input(shape):
 
 def test_unreadable_constraints_are_refused():
     options = {"polymorphic_constraints": ("b ! 2",)}
-    with refused(ValueError, "`polymorphic_constraints`"):
+    with pytest.raises(ValueError, match="Constraint parsing error"):  # jax's words
         traced(lambda params, x: x, "b, ...", x_spec(), jax2tf_kwargs=options)
 
 
 def test_a_tree_of_shapes_for_another_input():
-    with refused(ValueError, "`input_polymorphic_shape`"):
+    with pytest.raises(ValueError, match="pytree") as caught:
         traced(total, {"u": "b, ..."}, PAIR)
+    assert caught.value.__notes__ == ["The prefix is `input_polymorphic_shape`."]
 
 
 def test_the_number_of_dimensions_must_be_known():
