@@ -100,7 +100,7 @@ def _form_of_tuple(model: tuple) -> ModelForm:
 def _no_model(model: PyTree) -> InvalidArgumentTypeError:
     got = ", ".join(
         f"the class {each.__name__}" if isinstance(each, type) else type(each).__name__
-        for each in (model if isinstance(model, tuple) else (model,))
+        for each in (model if type(model) is tuple else (model,))
     )
     return InvalidArgumentTypeError("This is not a model.", got=got, write=EXPECTED)
 

@@ -25,5 +25,5 @@ def test_another_backend_is_refused(tmp_path):
     net = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(2)])
     with pytest.raises(errors.InvalidArgumentTypeError) as caught:
         to_onnx(net, tmp_path / "net.onnx", spec("batch, 4"))
-    assert keras.config.backend() in caught.value.got
+    assert caught.value.got == "Sequential"
     assert "KERAS_BACKEND" in caught.value.write

@@ -247,20 +247,20 @@ def test_state_of_a_transform(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "model, kind, write",
+    "model, got, write",
     [
-        (3, "int", "one of these"),
-        (pax.Linear, "class", "an instance: Linear(...)"),
-        (LINEN, "LinenNet", "(LinenNet(...), variables)"),
-        (HAIKU, "Transformed", "(transformed, params)"),
-        ((3, 4), "tuple", "one of these"),
-        (jax.jit(jnp.sin).lower(X), "Lowered", "without .lower()"),
-        (jax.jit(jnp.sin).lower(X).compile(), "Compiled", "without .lower()"),
+        (3, "int", "a function"),
+        (pax.Linear, "the class Linear", "an instance of a Module"),
+        (LINEN, "LinenNet", "(linen module, module.init(key, x))"),
+        (HAIKU, "Transformed", "(haiku transform, its params)"),
+        ((3, 4), "int, int", "(params, function)"),
+        (jax.jit(jnp.sin).lower(X), "Lowered", "jitted, but not lowered"),
+        (jax.jit(jnp.sin).lower(X).compile(), "Compiled", "jitted, but not lowered"),
     ],
     ids=["number", "class", "linen", "haiku", "tuple", "lowered", "compiled"],
 )
-def test_no_model(model, kind, write, tmp_path):
-    with refused(errors.InvalidArgumentTypeError, f"of type {kind} ", write):
+def test_no_model(model, got, write, tmp_path):
+    with refused(errors.InvalidArgumentTypeError, write, got=got):
         to_onnx(model, tmp_path / "net.onnx", BATCH)
 
 
