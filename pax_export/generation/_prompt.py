@@ -208,7 +208,8 @@ def check_vocabulary(stop: Iterable[int], pad: int, size: int, where: str) -> No
 
 def checked_count(value: int | None, name: str, where: str, least: int = 1) -> int:
     """A number of tokens."""
-    return checked_integer(value, where, least, what=name, write=f"{name}=64")
+    write = f"{name}=64"
+    return checked_integer(value, where, least, what=name, write=write)  # type: ignore[arg-type]
 
 
 def checked_chunk(value: int | None, where: str) -> int | None:

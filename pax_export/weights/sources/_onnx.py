@@ -248,7 +248,7 @@ def _read_half_bytes(
 ) -> np.ndarray:
     """Two numbers in each byte, the lower half first."""
     count = math.prod(shape)
-    raw = file.array(np.uint8, (-(-count // 2),), begin)
+    raw = file.array("uint8", (-(-count // 2),), begin)
     halves = np.stack([raw & 15, raw >> 4], axis=-1).reshape(-1)[:count].reshape(shape)
     if dtype.name == "int4":
         halves = (halves ^ 8).astype(np.int8) - np.int8(8)
