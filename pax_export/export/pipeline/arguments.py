@@ -106,7 +106,7 @@ def checked_platforms(platforms: str | Sequence[str]) -> tuple[str, ...]:
     return platforms
 
 
-def signature_keys(methods: object) -> list[str]:
+def signature_keys(methods: Mapping[str, Any] | None) -> list[str]:
     """Returns the keys of the signatures: the given ones, or the default one."""
     if methods is None:
         return [DEFAULT]
