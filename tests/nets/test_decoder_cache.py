@@ -161,10 +161,8 @@ def test_the_cache_of_another_net_is_refused(change, found, listed):
         (lambda _, cache: cache.with_lengths(None), "DecoderCache.with_lengths", "None"),
         (lambda _, cache: cache.with_lengths(1), "DecoderCache.with_lengths", ""),
         (lambda _, cache: cache.with_lengths([-1]), "DecoderCache.with_lengths", "-1"),
-        (lambda lm, _: pax.generate(lm, TOKEN, max_new_tokens=1, cache="x"), "generate: cache",
-         "str: 'x'"),
     ],
-)  # fmt: skip
+)
 def test_wrong_caches_tokens_and_lengths_are_refused(call, where, got):
     lm = Decoder(SMALL)
     with refused(REFUSALS, f"where: {where}\n  got: {got}"):

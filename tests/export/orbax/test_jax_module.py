@@ -84,8 +84,9 @@ def test_gradients_beside_integers_that_are_called_trainable(tmp_path):
 
 
 def test_trainable_of_another_structure_is_refused():
-    with refused(ValueError, "`trainable`"):
+    with refused(ValueError) as caught:
         JaxModule(params(), linear, trainable={"w": True})
+    assert caught.value.__notes__ == ["The prefix is `trainable`."]
 
 
 REFUSED = {

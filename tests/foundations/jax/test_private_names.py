@@ -40,11 +40,6 @@ UNPROMISED = {
     "export/validation/cases.py": {"jax.extend.core.jaxpr_as_fun"},
     "export/validation/decompositions.py": {"jax.extend.core.jaxpr_as_fun"},
     "export/validation/endless_loops.py": {"jax.extend.core.jaxpr_as_fun"},
-    "export/formats/stablehlo/bundle.py": {
-        "jax.interpreters.ad",
-        "jax.interpreters.batching",
-        "jax.interpreters.mlir",
-    },
     "export/formats/stablehlo/files.py": {
         "jax.extend.mlir.dialects.stablehlo",
         "jax.interpreters.mlir",
