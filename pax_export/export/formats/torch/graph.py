@@ -82,10 +82,9 @@ class TorchGraph:
     def sizes(self) -> TorchSizes:
         return self.frame.sizes
 
-    def __call__(self, function: str, *operands: Any, **options: Any) -> Any:
-        return self.frame.graph.call_function(
-            torch_function(function), *self._given(operands, options)
-        )
+    def __call__(self, function: str | Callable, *operands: Any, **options: Any) -> Any:
+        target = torch_function(function) if isinstance(function, str) else function
+        return self.frame.graph.call_function(target, *self._given(operands, options))
 
     def add_method_call(self, name: str, *operands: Any, **options: Any) -> Any:
         """Adds a call of a method of the first operand."""
@@ -277,15 +276,9 @@ class TorchGraph:
                 TorchValue(node, np.dtype(s.dtype), tuple(s.shape))
                 for node, s in zip(nodes, structs)
             ]
-            # A result that is an operand is a copy: torch's loops take no aliases.
-            frame.graph.output(
-                tuple(self._fresh(self.node_of(each), nodes) for each in write(given))
-            )
+            frame.graph.output(tuple(map(self.node_of, write(given))))
             prune_graph(frame.graph)
             return torch.fx.GraphModule(holder, frame.graph)
-
-    def _fresh(self, node: Any, operands: Sequence[Any]) -> Any:
-        return self.add_method_call("clone", node) if node in operands else node
 
     def operands_of(self, values: Sequence[TorchValue]) -> list[Any]:
         """The nodes for the operands of a body."""

@@ -8,7 +8,9 @@ operators of higher order.
 # torch is not among the packages of the tests.
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +23,11 @@ def _is_exporting() -> bool:
 def _fresh(arrays: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Copies: states of torch's loops are no aliases, and lie in memory alike."""
     return [each.clone(memory_format=torch.contiguous_format) for each in arrays]
+
+
+def _dense(body: torch.nn.Module, *operands: Any) -> tuple[torch.Tensor, ...]:
+    """The results of a body as copies: torch takes no slices, which some sizes make of them."""
+    return tuple(_fresh(body(*operands)))
 
 
 def _as_float(array: torch.Tensor) -> torch.Tensor:
@@ -45,7 +52,8 @@ class Branch(torch.nn.Module):
 
     def forward(self, which: torch.Tensor, *operands: Any) -> Any:
         if _is_exporting():
-            return torch.cond(which, self.then, self.otherwise, operands)
+            then, otherwise = (partial(_dense, each) for each in (self.then, self.otherwise))
+            return torch.cond(which, then, otherwise, operands)
         return (self.then if bool(which) else self.otherwise)(*operands)
 
 
@@ -64,10 +72,7 @@ class While(torch.nn.Module):
             def is_going(*given: Any) -> Any:
                 return self.going(*given)[0]
 
-            def step(*given: Any) -> Any:
-                return tuple(_fresh(self.step(*given)))
-
-            return tuple(loop(is_going, step, tuple(_fresh(state)), held))
+            return tuple(loop(is_going, partial(_dense, self.step), tuple(_fresh(state)), held))
         while bool(self.going(*state, *held)[0]):
             state = self.step(*state, *held)
         return state
@@ -152,3 +157,48 @@ class _GradientFunction(torch.autograd.Function):
         given, sizes = operands[: rule.count], operands[rule.count :]
         found = dict(zip(rule.floats, rule.pull_back(*given, *cotangents, *sizes)))
         return (None, *(found.get(place) for place in range(len(operands))))
+
+
+def clip_between(x: torch.Tensor, low: float | None, high: float | None, are_halves: bool) -> Any:
+    """Numbers between ends, in one call; at the ends, the slope is a half or 0."""
+    if not torch.is_grad_enabled():
+        return torch.clamp(x, low, high)
+    return _Clip.apply(x, low, high, are_halves)
+
+
+class _Clip(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: torch.Tensor, low: Any, high: Any, are_halves: bool) -> torch.Tensor:
+        return torch.clamp(x, low, high)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: torch.Tensor) -> None:
+        x, *ctx.ends = inputs
+        ctx.save_for_backward(x)
+        ctx.save_for_forward(x)
+
+    @staticmethod
+    def backward(ctx: Any, slope: torch.Tensor) -> Any:
+        return _Clip.jvp(ctx, slope), None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, slope: torch.Tensor, *_: None) -> torch.Tensor:
+        (x,), (low, high, are_halves) = ctx.saved_tensors, ctx.ends
+        if not are_halves:
+            nan = high if low is None else low
+            return _slope_between(torch.nan_to_num(x, nan, math.inf, -math.inf), low, high, slope)
+        slope = slope * (x == torch.clamp(x, low, high))  # times 0, as in jax: NaN stays
+        return (slope + _slope_between(x, low, high, slope)) * 0.5
+
+
+def _slope_between(
+    x: torch.Tensor, low: float | None, high: float | None, slope: torch.Tensor
+) -> torch.Tensor:
+    """The slope where a number is between the ends, and 0 elsewhere."""
+    if high is None:
+        return torch.ops.aten.threshold_backward(slope, x, low)
+    if low is None:
+        return torch.where(x < high, slope, 0)
+    return torch.ops.aten.hardtanh_backward(slope, x, low, high)

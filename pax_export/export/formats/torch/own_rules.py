@@ -29,6 +29,7 @@ from pax_export._foundations.jaxpr import (
 )
 from pax_export.export.artifact import dimensions
 from pax_export.export.artifact.dimensions import names as _names
+from pax_export.export.portable import kept
 from pax_export.export.portable.program import rewritten, with_python_numbers
 from pax_export.export.portable.sizes import is_number
 
@@ -45,11 +46,11 @@ _PREFIX = "pax_export."
 
 
 #: Operations of floats that keep jax's derivative, and for which equations.
-#: At 0, jax's of `pow` and `atan2` is NaN, and of `cbrt` infinity. torch takes a matrix for
-#: symmetric in `cholesky`, and gives a tie of `cummax` to one. A solver is differentiated through
-#: its equation.
+#: At 0, jax's of `pow` and `atan2` is NaN, and of `cbrt` infinity; `acosh` has NaN outside of its
+#: domain. torch takes a matrix for symmetric in `cholesky`, and gives a tie of `cummax` to one.
+#: A solver is differentiated through its equation.
 _DIFFERENT: dict[str, Callable[[Any], bool]] = {
-    **dict.fromkeys(("atan2", "cbrt", "cholesky", "cummax", "cummin"), lambda equation: True),
+    **dict.fromkeys("acosh atan2 cbrt cholesky cummax cummin".split(), lambda equation: True),
     "custom_linear_solve": lambda equation: equation.params["jaxprs"].transpose_solve is not None,
     "pow": lambda equation: not is_literal(equation.invars[1]) or not equation.invars[1].val,
 }
@@ -114,6 +115,9 @@ def with_own_rules(program: Any) -> tuple[Any, list[OwnRule]]:
     known: dict[str, str] = {}
 
     def replace(equation: Any) -> Any:
+        ends = equation.invars[::2] if equation.primitive.name == "clamp" else ()
+        if ends and all(map(is_literal, ends)) and _floats(equation.invars[1:2]):
+            return _strict_clip(equation, *(float(end.val) for end in ends), 1)
         if _is_different(equation):
             kind, body = "own", _program(_call(equation))(*map(_struct_of, equation.invars))
         elif has_own_derivative(equation):
@@ -127,15 +131,14 @@ def with_own_rules(program: Any) -> tuple[Any, list[OwnRule]]:
             return None
         if kind == "same":
             return None
-        operands = [each.aval for each in equation.invars]
         if kind in _KNOWN:
-            return _composite(kind, lambda *xs: _evaluate(body, xs), operands)
+            return _strict_clip(equation, *_KNOWN[kind])
         rule = _rule_of(equation, body)
         if rule is None:
             return None
         found.append(rule)
         told = {"key": len(found) - 1}
-        return _composite("own_rule", lambda *xs: _evaluate(body, xs), operands, told)
+        return _composite("own_rule", lambda *xs: _evaluate(body, xs), equation, told)
 
     return rewritten(program, replace), found
 
@@ -184,15 +187,23 @@ def _shape_of(shape: Sequence[Any]) -> tuple[int, ...]:
 
 
 def _composite(
-    name: str, function: Callable[..., Any], operands: Sequence[Any], told: Any = None
+    name: str, function: Callable[..., Any], equation: Any, told: Any, places: slice = slice(None)
 ) -> Any:
-    structs = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in operands]
-    kept = lax.composite(lambda *xs, **_: function(*xs), _PREFIX + name)
-    return _program(lambda *xs: kept(*xs, **(told or {})))(*structs)
+    """A program of the operands of an equation that calls a function of those at these places."""
+    whole = lax.composite(lambda *xs, **_: function(*xs), _PREFIX + name)
+    return _program(lambda *xs: whole(*xs[places], **told))(*map(_struct_of, equation.invars))
 
 
-#: Functions of torch with derivatives of their own: the steps at which these are 0.
-_KNOWN = {"relu": (0.0, math.inf), "relu6": (0.0, 6.0)}
+#: Functions between two ends, at which their derivative is 0.
+_KNOWN = {"relu": (0.0, None), "relu6": (0.0, 6.0)}
+
+
+def _strict_clip(equation: Any, low: float, high: float | None, place: int = 0) -> Any:
+    """A program that clips an operand between ends at which there is no slope."""
+    ends: Any = {"low": low, "high": high}
+    return _composite(
+        "strict_clip", partial(kept.clip, **ends), equation, ends, slice(place, place + 1)
+    )
 
 
 def _known(equation: Any, slopes: Sequence[np.ndarray]) -> str:
@@ -207,7 +218,7 @@ def _known(equation: Any, slopes: Sequence[np.ndarray]) -> str:
     aval = equation.invars[0].aval
     inputs = [_probe(_shape_of(aval.shape), aval.dtype, n, 0) for n in range(_PROBES)]
     for name, (low, high) in _KNOWN.items():
-        steps = [((x > low) & (x < high)).astype(np.float32) for x in inputs]
+        steps = [((x > low) & (x < (high or np.inf))).astype(np.float32) for x in inputs]
         if all(map(_is_close, slopes, steps)) and ("min" in names) == (name == "relu6"):
             return name
     return ""

@@ -22,11 +22,18 @@ ELEMENTWISE = {
     "abs": lambda x, y: jnp.abs(x),
     "relu": lambda x, y: jax.nn.relu(x),
     "relu6": lambda x, y: jax.nn.relu6(x),
+    "clip": lambda x, y: jnp.clip(x, 0, 2),
+    "clip to one": lambda x, y: jnp.clip(x, 1, 1),
+    "clamp to numbers": lambda x, y: lax.clamp(0.0, x, 2.0),
+    "maximum of a number": lambda x, y: jnp.maximum(1.0, x),
+    "minimum of a number": lambda x, y: jnp.minimum(x, 1.0),
+    "hard_swish": lambda x, y: jax.nn.hard_swish(x),
     "celu": lambda x, y: jax.nn.celu(x),
     "cbrt": lambda x, y: jnp.cbrt(y),
     "minimum": jnp.minimum,
     "maximum": jnp.maximum,
     "clamp": lambda x, y: lax.clamp(jnp.minimum(y, 1), x, jnp.maximum(y, 1)),
+    "acosh": lambda x, y: jnp.arccosh(x - 0.5),
     "atan2": jnp.arctan2,
     "pow": lambda x, y: lax.pow(jnp.abs(y), jnp.abs(x)),
     "xlogy": lambda x, y: jax.scipy.special.xlogy(y, jnp.abs(x) + 1),
@@ -70,6 +77,30 @@ def test_derivatives_of_operations_are_those_of_jax(functions, x, y):
         for one, other, source in zip(slopes, back(slope), given):
             one = torch.zeros_like(source) if one is None else one
             assert_close(one.numpy(), other, rtol=1e-4, atol=1e-4, where=name)
+
+
+def test_programs_have_the_slopes_of_clips(tmp_path):
+    clips = [function for name, function in ELEMENTWISE.items() if "clip" in name or "relu" in name]
+
+    def model(_, x):
+        return [clip(x, x) for clip in clips]
+
+    to_torch(({}, model), tmp_path / "m.pt2", spec("2, 6"), examples=[(X,)])
+
+
+def test_a_slope_that_is_nan_stays():
+    import torch
+
+    x, slope = np.array([-1, 1, np.nan], np.float32), np.full(3, np.nan, np.float32)
+
+    def clips(x):
+        return jnp.clip(x, 0, 2), jax.nn.relu(x)
+
+    given = torch.from_numpy(x.copy()).requires_grad_()
+    made = as_torch(({}, lambda _, x: clips(x)), spec("n"), validate=False)(given)
+    for place in range(2):
+        (found,) = torch.autograd.grad(made[place], given, torch.from_numpy(slope))
+        assert_close(found.numpy(), jax.vjp(lambda x, at=place: clips(x)[at], x)[1](slope)[0])
 
 
 def test_programs_have_the_derivatives_of_solvers(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -90,13 +91,51 @@ def constant_where(builder: Any, which: Any, node: Any) -> Any:
 
 def _extreme(function: str) -> Callable:
     def write_call(builder: Any, x: TorchValue, y: TorchValue) -> Any:
+        for one, other in ((x, y), (y, x)):
+            end = (
+                other.thin
+                if other.known is None
+                else other.known.item()
+                if not other.rank
+                else None
+            )
+            if isinstance(end, (int, float)) and not isinstance(end, bool) and end == end:
+                ends = {"low": end} if function == "maximum" else {"high": end}
+                return write_clip(builder, one, **ends)
         made = builder(function, *builder.spread_tensors(x, y))
-        if not (x.is_float and builder.trains):
-            return made
-        # As in jax, slopes are times 0 for both operands where one is NaN.
-        return builder("where", builder("isnan", made), builder("mul", made, 0), made)
+        return _without_slope_of_nan(builder, made) if x.is_float and builder.trains else made
 
     return write_call
+
+
+def _without_slope_of_nan(builder: Any, made: Any) -> Any:
+    """As in jax, slopes are times 0 where a number is NaN."""
+    return builder("where", builder("isnan", made), builder("mul", made, 0), made)
+
+
+@rule("clip")
+def write_clip(
+    builder: Any, x: TorchValue, *, low: Any = None, high: Any = None, strict: bool = False
+) -> Any:
+    """Numbers between two ends, at which the slope is a half; if `strict`, it is 0."""
+    if low == high and not strict:
+        return None  # a half of a half
+    node = builder.node_of(x)
+    if not (x.is_float and builder.trains):
+        is_relu = x.is_float and (low, high) == (0, None)
+        return builder("relu", node) if is_relu else builder("clamp", node, low, high)
+    if builder.live:
+        return builder(builder.loops.clip_between, node, low, high, not strict)
+    if strict:
+        made = (
+            builder("relu", node) if high is None
+            else builder("nn.functional.hardtanh", node, low, high)
+        )  # fmt: skip
+        return builder("clamp", made, low, high)  # whose slope at NaN is 0
+    for function, end in (("maximum", low), ("minimum", high)):
+        if end is not None:
+            node = builder(function, node, builder("full", [], end, **builder.kind_of(x.dtype)))
+    return _without_slope_of_nan(builder, node)
 
 
 rule("max")(_extreme("maximum"))
@@ -189,17 +228,7 @@ for _names, _function in {
     rule(_names)(_direct(_function))
 
 
-def _rectified(function: str, *ends: float) -> Callable:
-    def write_call(builder: Any, x: TorchValue) -> Any:
-        made = builder(function, builder.node_of(x))
-        # At NaN, torch's own slope is 1, jax's is 0, and so is that of `clamp`.
-        return builder("clamp", made, *ends) if builder.trains else made
-
-    return write_call
-
-
-rule("relu")(_rectified("relu", 0))
-rule("relu6")(_rectified("nn.functional.relu6", 0, 6))
+rule("strict_clip")(partial(write_clip, strict=True))
 rule("round", when=to_even)(_direct("round"))
 rule("atan2")(lambda builder, x, y: builder("atan2", *builder.spread_tensors(x, y)))
 rule("nextafter")(lambda builder, x, y: builder("nextafter", *builder.spread_tensors(x, y)))

@@ -201,13 +201,17 @@ def _pool(builder: Any, kind: str, x: Any, shape: Any, filling: float, window: A
     order = [*others, *moving]
     made = [builder.results[0].shape[axis] for axis in order]
     node = builder.transpose_axes(filled_around(builder, x, padding, filling), order)
-    if len(others) != 2:
+    # torch.export fixes sizes in pools along one axis: they are along two.
+    more = [1] if len(moving) == 1 else []
+    is_whole = len(others) == 2 and not more
+    if not is_whole:
         padded = [shape[axis] + sum(padding[axis]) for axis in moving]
-        node = builder.reshape_to(node, [math.prod(shape[axis] for axis in others), 1, *padded])
-    sizes = ([int(window[name][axis]) for axis in moving]
+        count = math.prod(shape[axis] for axis in others)
+        node = builder.reshape_to(node, [count, 1, *more, *padded])
+    sizes = ([*more, *(int(window[name][axis]) for axis in moving)]
              for name in ("window_dimensions", "window_strides"))  # fmt: skip
-    node = builder(f"nn.functional.{kind}_pool{len(moving)}d", node, *sizes)
-    node = node if len(others) == 2 else builder.reshape_to(node, made)
+    node = builder(f"nn.functional.{kind}_pool{len(moving) + len(more)}d", node, *sizes)
+    node = node if is_whole else builder.reshape_to(node, made)
     return builder.transpose_axes(node, [int(axis) for axis in np.argsort(order)])
 
 
