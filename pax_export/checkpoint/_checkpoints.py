@@ -361,7 +361,7 @@ class Checkpoints:
         return MissingCheckpointError(
             "The directory has no checkpoint, or none of this step.",
             where=str(self.directory),
-            got=f"step {step!r}; there is {', '.join(map(str, steps)) or there}",
+            got=f"step {step!r}, found {', '.join(map(str, steps)) or there}",
             write="a step of Checkpoints(...).steps, or None for the last one",
         )
 

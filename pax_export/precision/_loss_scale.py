@@ -126,7 +126,14 @@ def _set_fields(scale: jmp.LossScale, **fields: object) -> None:
 
 def unscale(scale: PyTree, tree: T) -> T:
     """Unscales gradients by our loss scales, jmp's, or another class with ``unscale``."""
-    if type(scale).unscale in (jmp.StaticLossScale.unscale, jmp.DynamicLossScale.unscale):
+    method = getattr(type(scale), "unscale", None)
+    if method is None:
+        raise InvalidArgumentTypeError(
+            "Expected a loss scale.",
+            got=f"{type(scale).__name__}: {scale!r}"[:120],
+            write="pax.precision.DynamicLossScale(2.0**15), or one of jmp's",
+        )
+    if method in (jmp.StaticLossScale.unscale, jmp.DynamicLossScale.unscale):
         return unscale_tree(tree, scale.loss_scale)
     return scale.unscale(tree)
 

@@ -252,13 +252,13 @@ def test_invalid_arguments_are_refused(call, names, tmp_path):
 
 def test_places_without_checkpoints(tmp_path, run):
     message = refusal(FileNotFoundError, Checkpoints(tmp_path / "none").restore, x=jnp.zeros(1))
-    assert "there is no such directory" in message
+    assert "found no such directory" in message
     (tmp_path / "notes.txt").write_text("x")
     message = refusal(FileNotFoundError, Checkpoints(tmp_path).open)
-    assert "there is notes.txt" in message
+    assert "found notes.txt" in message
     message = refusal(OSError, Checkpoints(tmp_path / "notes.txt").save, 0, x=jnp.zeros(1))
     assert "got: Not a directory" in message
-    assert "got: step 8; there is 7" in refusal(FileNotFoundError, run.open, 8)
+    assert "got: step 8, found 7" in refusal(FileNotFoundError, run.open, 8)
 
 
 def test_orbax_is_named_when_it_is_missing(tmp_path, monkeypatch):

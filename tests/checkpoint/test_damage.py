@@ -88,7 +88,7 @@ def test_numbers_that_differ_from_those_that_were_saved(whole, tmp_path):
 
 def test_a_number_that_names_no_checkpoint(tmp_path):
     (tmp_path / "7").mkdir()
-    with refused(pax.errors.MissingCheckpointError, "with 7", where=str(tmp_path)):
+    with refused(pax.errors.MissingCheckpointError, where=str(tmp_path), got="step None, found 7"):
         Checkpoints(tmp_path).restore(model=SHAPES)
     # It is no reason not to save, and is not the best.
     with Checkpoints(tmp_path, best="loss") as checkpoints:

@@ -243,7 +243,7 @@ def test_refusals():
         quantize(OfEquinox(), [X])
     with pytest.raises(errors.InvalidArgumentTypeError, match=r"at='conv'"):
         quantize(OfEquinox(), [IMAGES], at="conv")
-    with pytest.raises(errors.InvalidArgumentTypeError, match=r"(?s)\(linen module, variables\)"):
+    with pytest.raises(errors.InvalidArgumentTypeError, match=r"(?s)\(linen module, module.init"):
         quantize(OfLinen(), [TOKENS])
 
 
