@@ -117,7 +117,8 @@ def with_own_rules(program: Any) -> tuple[Any, list[OwnRule]]:
     def replace(equation: Any) -> Any:
         ends = equation.invars[::2] if equation.primitive.name == "clamp" else ()
         if ends and all(map(is_literal, ends)) and _floats(equation.invars[1:2]):
-            return _strict_clip(equation, *(float(end.val) for end in ends), 1)
+            low, high = (float(end.val) for end in ends)
+            return _strict_clip(equation, low, high, 1)
         if _is_different(equation):
             kind, body = "own", _program(_call(equation))(*map(_struct_of, equation.invars))
         elif has_own_derivative(equation):
