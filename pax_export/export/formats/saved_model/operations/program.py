@@ -179,8 +179,7 @@ class _GraphWriter:
         self, pairs: Sequence[tuple[Any, Any, str]], taken: dict[int, Output]
     ) -> dict[int, Output]:
         """Lets a call fail whose arrays have sizes that do not fit each other, or constraints."""
-        checked = set(self.names)
-        if not checked:
+        if not self.names:
             return taken
         builder, sizes = self._builder, self._builder.sizes
         checks = [builder.check("Equal", text, *pair) for *pair, text in pairs]
@@ -191,10 +190,10 @@ class _GraphWriter:
         jaxpr = self.program.jaxpr
         read = uses(jaxpr)
         used = {p for variable, p in zip(jaxpr.invars, self.operands) if read[variable]}
-        checks += [taken[place].name.split(":")[0] for place in checked - used]
+        checks += [taken[place].name.split(":")[0] for place in self.names.keys() - used]
         if not checks:
             return taken
-        return {p: builder.after(checks, x) if p in checked else x for p, x in taken.items()}
+        return {p: builder.after(checks, x) if p in self.names else x for p, x in taken.items()}
 
     def _with_rows(self, taken: dict[int, Output]) -> dict[int, Output]:
         """Lets calls with an empty batch compute one row, which no result has.

@@ -92,13 +92,8 @@ def constant_where(builder: Any, which: Any, node: Any) -> Any:
 def _extreme(function: str) -> Callable:
     def write_call(builder: Any, x: TorchValue, y: TorchValue) -> Any:
         for one, other in ((x, y), (y, x)):
-            end = (
-                other.thin
-                if other.known is None
-                else other.known.item()
-                if not other.rank
-                else None
-            )
+            is_scalar = other.known is not None and not other.rank
+            end = other.number if is_scalar else other.thin
             if isinstance(end, (int, float)) and not isinstance(end, bool) and end == end:
                 ends = {"low": end} if function == "maximum" else {"high": end}
                 return write_clip(builder, one, **ends)
