@@ -3,6 +3,8 @@
 The table of docs/guide/serving.md says what they refuse.
 """
 
+import importlib.util
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -61,7 +63,8 @@ def _convolutions():
 
 
 def _quantized():
-    return pax.quantize(pax.Sequential(pax.Linear(16, 32), jax.nn.relu, pax.Linear(32, 4)))
+    net = pax.Sequential(pax.Linear(16, 32), jax.nn.relu, pax.Linear(32, 4))
+    return pax.quantize(net)[0]
 
 
 _MODELS = {
@@ -73,7 +76,7 @@ _MODELS = {
 }
 _REFUSED = {
     ("convolutions", "tflite"), ("recurrent", "tflite"), ("rows", "tflite"),
-    ("quantized", "openvino"),
+    ("quantized", "openvino"), ("quantized", "tfjs"),
 }  # fmt: skip
 
 
@@ -122,8 +125,55 @@ def _saved_model_cli(path, folder):
     return call
 
 
+#: The converter imports packages that it needs for other files, and that do not install here.
+_CONVERT = """
+import sys, types
+for name in "tensorflow_decision_forests", "tensorflow_hub", "tf_keras", "jax.experimental.jax2tf":
+    sys.modules[name] = types.ModuleType(name)
+from tensorflowjs.converters.tf_saved_model_conversion_v2 import convert_tf_saved_model
+convert_tf_saved_model(*sys.argv[1:])
+"""
+_RUN = """
+const [folder, x] = process.argv.slice(1), fs = require("fs"), tf = require("@tensorflow/tfjs");
+const model = JSON.parse(fs.readFileSync(folder + "/model.json"));
+const weights = model.weightsManifest.flatMap((each) => each.weights);
+const parts = model.weightsManifest.flatMap((each) => each.paths);
+const data = Buffer.concat(parts.map((each) => fs.readFileSync(folder + "/" + each)));
+const load = async () => ({
+  modelTopology: model.modelTopology, signature: model.signature, weightSpecs: weights,
+  weightData: data.buffer.slice(data.byteOffset, data.byteOffset + data.length),
+});
+(async () => {
+  await tf.setBackend("cpu");
+  const net = await tf.loadGraphModel({ load });
+  const names = Object.values(model.signature.outputs).map((each) => each.name);
+  const made = await net.executeAsync(tf.tensor(JSON.parse(x)), names);
+  const all = [].concat(made).map((each) => ({ dtype: each.dtype, values: each.arraySync() }));
+  console.log(JSON.stringify(all));
+})();
+"""
+
+
+def _tfjs(path, folder):
+    if importlib.util.find_spec("tensorflowjs") is None:
+        pytest.skip("there is no tensorflowjs")
+    web = folder / "web"
+    subprocess.run([sys.executable, "-c", _CONVERT, str(path), str(web)], check=True)
+    model = web / "model.json"
+    model.write_text(model.read_text().replace('"EnsureShape"', '"Identity"'))  # see the guide
+
+    def call(x):
+        told = ["node", "-e", _RUN, str(web), json.dumps(x.tolist())]
+        done = subprocess.run(told, check=True, stdout=subprocess.PIPE, text=True)
+        found = json.loads(done.stdout.splitlines()[-1])
+        return [np.asarray(each["values"], each["dtype"]) for each in found]
+
+    return call
+
+
 _READERS = {
     "openvino": _openvino, "tflite": _tflite, "tf2onnx": _tf2onnx, "cli": _saved_model_cli,
+    "tfjs": _tfjs,
 }  # fmt: skip
 
 
