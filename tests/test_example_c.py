@@ -85,6 +85,31 @@ def test_a_c_program_classifies_as_jax_does(tmp_path):
             assert message in done.stderr
 
 
+class _ByRows(pax.Module):
+    """An LSTM over the rows of an image."""
+
+    def __init__(self):
+        super().__init__()
+        self.cell, self.head = pax.LSTM(8, 16), pax.Linear(16, 10)
+
+    def __call__(self, images):
+        state = self.cell.initial_state(images.shape[0])
+        _, rows = pax.scan(self.cell, state, images[..., 0], time_major=False)
+        return self.head(rows[:, -1])
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="there is no gcc")
+def test_a_c_program_runs_a_recurrent_graph(tmp_path):
+    classify, net, model = compiled(tmp_path), _ByRows(), tmp_path / "model"
+    inputs = pax.export.spec("batch, rows, 8, 1", name="images")
+    pax.export.to_saved_model(net, model, inputs, operations="tensorflow", validate=False)
+    image = load_digits().images[2]
+    write_image(tmp_path / "image.pgm", image, binary=True)
+    done = subprocess.run([classify, model, tmp_path / "image.pgm"], capture_output=True, text=True)
+    logits = net(image[None, ..., None].astype(np.float32) / 16)[0]
+    assert_close([float(x) for x in done.stdout.split("\n")[0].split()], logits, atol=2e-6)
+
+
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="there is no gcc")
 def test_a_c_program_chats_as_jax_does(tmp_path):
     chat, model = compiled(tmp_path, "chat"), tmp_path / "model"
