@@ -13,8 +13,8 @@ import numpy as np
 from jax import export as jax_export
 
 from pax_export._foundations.check import as_strings
-from pax_export._foundations.errors import InvalidArgumentError, UnsupportedDtypeError
-from pax_export._foundations.types import PyTree
+from pax_export._foundations.errors import InvalidArgumentError
+from pax_export._foundations.types import ArrayLike, PyTree
 from pax_export.export.artifact.structure import rebuild
 from pax_export.export.formats.saved_model.operations.program import lower_to_graph
 from pax_export.export.formats.saved_model.with_tensorflow import signature_function
@@ -55,24 +55,16 @@ class TensorFlowMethod:
         with_gradient: bool | None = None,
         polymorphic_constraints: str | Sequence[str] | None = None,
         native_serialization_platforms: str | Sequence[str] | None = None,
-        polymorphic_shapes: PyTree = None,
         native_serialization: bool | None = None,
         enable_xla: bool | None = None,
         native_serialization_disabled_checks: Sequence[Any] = (),
     ):
-        if polymorphic_shapes is not None:
-            raise InvalidArgumentError(
-                "Do not use `polymorphic_shapes` in `jax2tf_kwargs`.",
-                where=key,
-                write="`input_polymorphic_shape=...` instead",
-            )
         if with_gradient is not None and bool(with_gradient) != trains:
-            contains = "contains trainable" if trains else "does not contain trainable"
             raise InvalidArgumentError(
-                f"`with_gradient={bool(with_gradient)}` is specified in jax2tf_kwargs but the "
-                f"JaxModule {contains} variables.",
+                "`with_gradient` of jax2tf_kwargs and `trainable` of the JaxModule differ.",
                 where=key,
-                write="trainable=True, or equal values of both, or no `with_gradient`",
+                got=f"with_gradient={bool(with_gradient)}, {trains} of trainable variables",
+                write="trainable=True for gradients, and no `with_gradient`",
             )
         self._key, self._apply_fn, self._shape, self._trains = key, apply_fn, shape, trains
         platforms = native_serialization_platforms
@@ -142,22 +134,13 @@ class TensorFlowMethod:
         return lowered
 
 
-def _to_tensor(leaf: PyTree, name: str) -> Any:
+def _to_tensor(leaf: ArrayLike, name: str) -> Any:
     """An input as a tensor of a dtype that jax has."""
-    if not tf.is_tensor(leaf):
-        leaf = tf.convert_to_tensor(leaf)
-    if not isinstance(leaf, (tf.Tensor, tf.Variable)) or leaf.dtype in (tf.string, tf.variant):
-        raise UnsupportedDtypeError(
-            "A jax function takes dense tensors of numbers.",
-            where=name,
-            got=getattr(leaf.dtype, "name", type(leaf).__name__) + f" {type(leaf).__name__}",
-            write="inputs that `tf_preprocessor` converts to numbers, or that bypass the model "
-            "with `preprocess_output_passthrough_enabled=True`",
-        )
-    dtype = np.dtype(leaf.dtype.as_numpy_dtype)
+    tensor: Any = tf.convert_to_tensor(leaf)
+    dtype = np.dtype(tensor.dtype.as_numpy_dtype)
     if dtype.kind in "fc" and dtype.itemsize > np.dtype("float32").itemsize:
         # As jax takes arrays of numpy; integers would come out as other numbers.
         narrow = jax.dtypes.canonicalize_dtype(dtype)
-        return tf.cast(leaf, narrow.name) if narrow != dtype else leaf
+        return tf.cast(tensor, narrow.name) if narrow != dtype else tensor
     check(dtype, name)
-    return leaf
+    return tensor

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax import export as jax_export
+from jax.sharding import PartitionSpec
 
 from pax_export._foundations.errors import (
     InvalidArgumentError,
@@ -17,7 +18,7 @@ from pax_export._foundations.errors import (
     UnsupportedDtypeError,
     first_line,
 )
-from pax_export._foundations.types import PyTree
+from pax_export._foundations.types import Array, ArrayLike, PyTree, Size
 from pax_export.export.artifact import dimensions
 from pax_export.export.lowering.variables import Store
 from pax_export.export.orbax import dtensor_utils
@@ -54,12 +55,12 @@ def broadcast_prefix(
 class Model:
     """The params, the variables of their leaves, and those of closed-over arrays."""
 
-    def __init__(self, params: PyTree, trainable: object, pspecs: object, consolidate: bool):
+    def __init__(self, params: PyTree, trainable: PyTree, pspecs: PyTree, consolidate: bool):
         self._placement = _Placement(pspecs, consolidate)
         paths, self.tree = jax.tree_util.tree_flatten_with_path(params)
         flags = [bool(flag) for flag in broadcast_prefix(trainable, params, "trainable")]
-        kind = jax.sharding.PartitionSpec
-        specs = broadcast_prefix(pspecs, params, "pspecs", lambda value: isinstance(value, kind))
+        is_spec = lambda value: isinstance(value, PartitionSpec)  # noqa: E731
+        specs = broadcast_prefix(pspecs, params, "pspecs", is_spec)
         self._places = [i for i, (_, leaf) in enumerate(paths) if isinstance(leaf, _ARRAYS)]
         self._others = {i: x for i, (_, x) in enumerate(paths) if not isinstance(x, _ARRAYS)}
         self._specs = [specs[place] for place in self._places]
@@ -150,23 +151,20 @@ class Model:
 class _Placement:
     """The placement of variables: on the host, or sharded over a DTensor mesh."""
 
-    def __init__(self, pspecs: object, consolidate: bool):
+    def __init__(self, pspecs: PyTree, consolidate: bool):
         self._mesh = dtensor_utils.get_current_mesh()
         self._consolidate = consolidate
-        if self._mesh is not None and pspecs is None:
+        if (self._mesh is None) != (pspecs is None):
             raise InvalidArgumentError(
-                "DTensor export is enabled but `pspecs` is not specified in JaxModule.",
-                write="pspecs=get_pspec_from_jax_arrays(params)",
-            )
-        if self._mesh is None and pspecs is not None:
-            raise InvalidArgumentError(
-                "`pspecs` is not None but JaxModule is not created within a DTensor export "
-                "context.",
-                write="initialize_dtensor(), then the JaxModule within "
-                "`with maybe_enable_dtensor_export_on(mesh):`",
+                "A JaxModule has `pspecs` within `maybe_enable_dtensor_export_on`, and only there.",
+                got=f"pspecs={pspecs!r}, {'no' if self._mesh is None else 'a'} DTensor mesh",
+                write="initialize_dtensor(), `with maybe_enable_dtensor_export_on(mesh):`, and "
+                "pspecs=get_pspec_from_jax_arrays(params)",
             )
 
-    def variable(self, value: object, name: str, trainable: bool, pspec: object) -> Any:
+    def variable(
+        self, value: Array, name: str, trainable: bool, pspec: PartitionSpec | None
+    ) -> Any:
         """Creates a variable with the value."""
         if self._mesh is not None:
             tensor = self.stored(value, pspec)
@@ -175,27 +173,20 @@ class _Placement:
         with tf.device(tf.config.list_logical_devices("CPU")[0].name):
             return tf.Variable(value, trainable=trainable, name=name)
 
-    def stored(self, value: PyTree, pspec: PyTree) -> Any:
+    def stored(self, value: Array, pspec: PartitionSpec | None) -> Any:
         """Returns the value to assign to a variable with this partition spec."""
         if self._mesh is None:
             return value
         return dtensor_utils.to_dtensor(value, pspec, self._mesh, self._consolidate)
 
 
-def _to_array(value: PyTree, name: str) -> Any:
+def _to_array(value: ArrayLike | jax.ShapeDtypeStruct, name: str) -> Any:
     """A leaf as an array of a dtype that jax has."""
-    if isinstance(value, jax.ShapeDtypeStruct):
-        raise UnsupportedDtypeError(
-            "The params are descriptions of arrays, and a SavedModel holds the arrays.",
-            where=name,
-            got=str(value),
-            write="the arrays themselves",
-        )
     if isinstance(value, _NUMBERS):
         return np.asarray(value, jax.numpy.result_type(value))
-    dtype = np.dtype(value.dtype) if isinstance(value, (np.ndarray, np.generic)) else None
-    if dtype is None or dtype.kind not in "iufc":
+    if not isinstance(value, (np.ndarray, np.generic)) or value.dtype.kind not in "iufc":
         return value
+    dtype = value.dtype
     narrow = np.dtype(jax.dtypes.canonicalize_dtype(dtype))
     if narrow == dtype:
         return value
@@ -213,12 +204,12 @@ def _to_array(value: PyTree, name: str) -> Any:
     return result
 
 
-def _fitting(value: PyTree, leaf: ExportLeaf) -> Any:
+def _fitting(value: ArrayLike, leaf: ExportLeaf) -> Any:
     if isinstance(value, _ARRAYS):
         value = _to_array(value, leaf.name)
     if getattr(value, "dtype", None) != leaf.struct.dtype:
         what = f"Incompatible type conversion: the variable has the type {leaf.struct.dtype}."
-    elif tuple(value.shape) != tuple(leaf.struct.shape):
+    elif np.shape(value) != tuple(leaf.struct.shape):
         what = f"Shape mismatch. The variable has the shape {tuple(leaf.struct.shape)}."
     else:
         return value
@@ -226,7 +217,7 @@ def _fitting(value: PyTree, leaf: ExportLeaf) -> Any:
     raise InvalidArgumentError(what, where=leaf.name, got="{} {}".format(*got))
 
 
-def _same_bytes(one: PyTree, other: PyTree) -> bool:
+def _same_bytes(one: Array, other: Array) -> bool:
     if jax.numpy.issubdtype(one.dtype, jax.dtypes.prng_key):
         one, other = jax.random.key_data(one), jax.random.key_data(other)
     return np.asarray(one).tobytes() == np.asarray(other).tobytes()
@@ -277,8 +268,8 @@ def shapes_of_results(
             if number is not None and name.isidentifier():
                 found[name] = int(number)
 
-    def known(size: object) -> int | None:
-        size = size if isinstance(size, int) else str(size)
-        return dimensions.value(size, found) if set(dimensions.names(size)) <= set(found) else None
+    def known(size: Size) -> int | None:
+        text = size if isinstance(size, int) else str(size)
+        return dimensions.value(text, found) if set(dimensions.names(text)) <= set(found) else None
 
     return [list(map(known, shape)) for shape in results]

@@ -12,7 +12,7 @@ import numpy as np
 
 from pax_export._foundations.errors import DTensorStateError, InvalidArgumentError
 from pax_export._foundations.optional import require
-from pax_export._foundations.types import PyTree
+from pax_export._foundations.types import Array, PyTree
 
 __all__ = [
     "dtensor_initialized",
@@ -110,7 +110,7 @@ def _dtensor_mesh(mesh: jax.sharding.Mesh) -> Any:
 
 
 def to_dtensor(
-    array: jax.Array, pspec: jax.sharding.PartitionSpec | None, mesh: Mesh, consolidate: bool
+    array: Array, pspec: jax.sharding.PartitionSpec | None, mesh: Mesh, consolidate: bool
 ) -> Any:
     """Converts a jax array to a tensor sharded over a mesh.
 
@@ -121,11 +121,11 @@ def to_dtensor(
     sizes = {name: dtensor_mesh.dim_size(name) for name in dtensor_mesh.dim_names}
     axes = layout_axes(tuple(array.shape), pspec, sizes, consolidate)
     spec = jax.sharding.PartitionSpec(*axes)
-    array = jax.device_put(array, jax.sharding.NamedSharding(jax_mesh, spec))
+    placed = jax.device_put(array, jax.sharding.NamedSharding(jax_mesh, spec))
     layout = dtensor.Layout([axis or dtensor.UNSHARDED for axis in axes], dtensor_mesh)
     # In the order in which DTensor numbers the devices.
     order = {int(device.id): place for place, device in enumerate(jax_mesh.devices.flat)}
-    shards = sorted(array.addressable_shards, key=lambda shard: order[int(shard.device.id)])
+    shards = sorted(placed.addressable_shards, key=lambda shard: order[int(shard.device.id)])
     return dtensor.pack([np.asarray(shard.data) for shard in shards], layout)
 
 
@@ -148,12 +148,6 @@ def layout_axes(
                 write="allow_multi_axis_sharding_consolidation=True, to shard it over the largest",
             )
         axis = max(dividing or names[:1], key=lambda name: sizes[name], default=None)
-        if axis is not None and shape[place] % sizes[axis]:
-            raise InvalidArgumentError(
-                f"The size of the dim {place} (={shape[place]}) of the input array (shape={shape})"
-                f' must be a multiple of the size of mesh axis "{axis}" (={sizes[axis]}).',
-                write="another partition spec, or an array that is padded",
-            )
         axes.append(axis)
     return axes + [None] * (len(shape) - len(axes))
 
@@ -218,7 +212,7 @@ def get_pspec_from_jax_arrays(nested_jax_arrays: PyTree) -> PyTree:
     """
     meshes: list[Any] = []
 
-    def spec(array: object) -> jax.sharding.PartitionSpec:
+    def spec(array: Array | jax.ShapeDtypeStruct) -> jax.sharding.PartitionSpec:
         sharding = getattr(array, "sharding", None)
         if sharding is None:
             return jax.sharding.PartitionSpec()

@@ -189,27 +189,28 @@ class JaxModule(tf.Module):
 def _make_function(call: Callable[[Any], Any], jit_compile: bool) -> Any:
     # TensorFlow derives the names of its functions from this one, and not every
     # reader takes those of lambdas.
-    def predict_fn(x: object) -> Any:
+    def predict_fn(x: PyTree) -> Any:
         return call(x)
 
     return tf.function(predict_fn, jit_compile=jit_compile, autograph=False)
 
 
 def _by_key(
-    functions: Any, shapes: PyTree, options: Mapping | None, jit: bool | Mapping | None
+    functions: ApplyFn | Mapping[str, ApplyFn],
+    shapes: PyTree,
+    options: Mapping | None,
+    jit: bool | Mapping | None,
 ) -> list[dict[str, Any]]:
     """Every argument as a mapping with the keys of the methods."""
     if callable(functions):
         each = (functions, shapes, options, jit)
         return [{JaxModule.DEFAULT_METHOD_KEY: value} for value in each]
-    if not isinstance(functions, Mapping) or not all(map(callable, functions.values())):
+    known = functions.values() if isinstance(functions, Mapping) else ()
+    if not known or not all(map(callable, known)):
         raise InvalidArgumentTypeError(
-            "`apply_fn` must be a function of the params and the input, or a mapping of keys "
-            "to such functions.",
+            "`apply_fn` must be a function of params and input, or several by their keys.",
             got=repr(functions),
         )
-    if not functions:
-        raise InvalidArgumentError("`apply_fn` should be a non-empty mapping.")
     given = {
         "input_polymorphic_shape": dict.fromkeys(functions) if shapes is None else shapes,
         "jax2tf_kwargs": dict.fromkeys(functions) if options is None else options,

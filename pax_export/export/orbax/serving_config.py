@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
-from pax_export._foundations.errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export._foundations.errors import InvalidArgumentError
 from pax_export._foundations.types import PyTree
 from pax_export.export.formats.saved_model.processing import as_function, input_signature
 from pax_export.export.orbax.dtensor_utils import tf
 
 __all__ = ["ServingConfig"]
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -67,17 +69,9 @@ class ServingConfig:
             found = input_signature(self.tf_preprocessor)
         if found is None:
             raise InvalidArgumentError(
-                f"Neither the ServingConfig (key={self.signature_key}) nor its `tf_preprocessor` "
-                "sets an `input_signature`.",
-                write="please set `input_signature` explicitly: "
-                'input_signature=[tf.TensorSpec([None, 3], tf.float32, name="x")]',
-            )
-        if not isinstance(found, (tuple, list)):
-            raise InvalidArgumentTypeError(
-                "`input_signature` must be either a tuple or a list.",
+                "Neither the ServingConfig nor its `tf_preprocessor` sets an `input_signature`.",
                 where=f"ServingConfig {self.signature_key!r}",
-                got=type(found).__name__,
-                write="input_signature=[...], with the nested input as its only entry",
+                write='input_signature=[tf.TensorSpec([None, 3], tf.float32, name="x")]',
             )
         return found
 
@@ -87,20 +81,16 @@ class ServingConfig:
         """The method of this signature, of the methods by their keys, or of the only one."""
         if callable(infer_step_fns):
             return infer_step_fns
-        if self.method_key is None:
-            if len(infer_step_fns) != 1:
-                raise InvalidArgumentError(
-                    f'`method_key` is not specified in ServingConfig "{self.signature_key}" and '
-                    "the infer_step_fns has more than one methods: "
-                    f"{list(infer_step_fns)}. Please specify `method_key` explicitly."
-                )
-            return next(iter(infer_step_fns.values()))
-        if self.method_key not in infer_step_fns:
+        only = next(iter(infer_step_fns)) if len(infer_step_fns) == 1 else ""
+        key = only if self.method_key is None else self.method_key
+        if key not in infer_step_fns:
             raise InvalidArgumentError(
-                f'Method key "{self.method_key}" is not found in the infer_step_fns. '
-                f"Available method keys: {list(infer_step_fns)}."
+                "`method_key` must be the key of a method.",
+                where=f"ServingConfig {self.signature_key!r}",
+                got=repr(self.method_key),
+                write=f"one of {list(infer_step_fns)}",
             )
-        return infer_step_fns[self.method_key]
+        return infer_step_fns[key]
 
     def bind(
         self,
@@ -119,19 +109,18 @@ class ServingConfig:
         def inference_fn(*inputs: PyTree) -> Any:
             if before is None and len(inputs) != 1:
                 raise InvalidArgumentError(
-                    "JaxModule only takes single arg as the input, but got "
-                    f"len(inputs)={len(inputs)} from the preprocessor or input signature.",
+                    "A method of a JaxModule takes one input, which may be a pytree.",
                     where=f"ServingConfig {self.signature_key!r}",
-                    write="all inputs packed into one pytree, in `input_signature` (if there is "
-                    "no `tf_preprocessor`) or by `tf_preprocessor`",
+                    got=f"{len(inputs)} inputs",
+                    write="one nested `input_signature`, or a `tf_preprocessor` that returns one",
                 )
             given, extra = convert(inputs[0] if before is None else before(*inputs)), ()
             if before is not None and self.preprocess_output_passthrough_enabled:
                 if not isinstance(given, tuple) or len(given) != 2:
                     raise InvalidArgumentError(
-                        "`preprocess_output_passthrough_enabled` is enabled, requiring the "
-                        f"preprocessor output to be a tuple of two elements, but got {given}.",
+                        "With a passthrough, the preprocessor output is a tuple of two elements.",
                         where=f"ServingConfig {self.signature_key!r}",
+                        got=str(given),
                         write="return {...for the jax function...}, {...for tf_postprocessor...}",
                     )
                 given, *extra = given
@@ -141,7 +130,7 @@ class ServingConfig:
         return dict.fromkeys(self.get_signature_keys(), inference_fn)
 
 
-def _to_numpy(output: PyTree) -> Any:
+def _to_numpy(output: T) -> T:
     return jax.tree_util.tree_map(lambda x: x.numpy() if hasattr(x, "numpy") else x, output)
 
 

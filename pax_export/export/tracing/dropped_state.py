@@ -177,7 +177,11 @@ class _Dependencies:
 
     def _constant_bit(self, value: Any) -> int:
         """Returns the bit of a constant array; 0 for scalars, which are literals."""
-        if not hasattr(value, "shape") or not (math.prod(value.shape) > 1 or _is_key(value)):
+        if (
+            value is None
+            or not hasattr(value, "shape")
+            or not (math.prod(value.shape) > 1 or _is_key(value))
+        ):
             return 0
         if id(value) not in self._held:
             self._held[id(value)] = 1 << len(self.avals), value

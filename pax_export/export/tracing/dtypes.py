@@ -7,9 +7,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from pax_export._foundations.errors import InvalidArgumentTypeError, UnsupportedDtypeError
+from pax_export._foundations.errors import UnsupportedDtypeError
 from pax_export._foundations.jax import is_key
-from pax_export._foundations.types import Array, DTypeLike, PyTree
+from pax_export._foundations.types import Array, ArrayLike, Aval, DTypeLike
 from pax_export.export.artifact.dtypes import STRING, name_of, numpy_dtype  # noqa: F401
 
 _WIDENED = {"int4": np.dtype("int8"), "uint4": np.dtype("uint8")}
@@ -26,11 +26,11 @@ def is_floating(dtype: DTypeLike) -> bool:
     return inexact and np.dtype(dtype).itemsize > 1
 
 
-def struct_of(array: PyTree) -> jax.ShapeDtypeStruct:
+def struct_of(array: Array | Aval | jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(np.shape(array), array.dtype)
 
 
-def shape_of(struct: PyTree) -> tuple[int | str, ...]:
+def shape_of(struct: Array | Aval | jax.ShapeDtypeStruct) -> tuple[int | str, ...]:
     """The sizes, with symbolic ones as text."""
     return tuple(size if isinstance(size, int) else str(size) for size in struct.shape)
 
@@ -73,23 +73,16 @@ def stored(struct: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
     return struct if wide is None else jax.ShapeDtypeStruct(struct.shape, wide)
 
 
-def store(array: PyTree) -> Any:
-    """The array in its type outside of jax."""
-    try:
-        dtype = jax.numpy.result_type(array)
-    except TypeError as error:
-        raise InvalidArgumentTypeError(
-            "The model returns something that is not an array.",
-            got=repr(array),
-            write="arrays and numbers as outputs",
-        ) from error
-    if is_key(dtype):
+def store(array: ArrayLike) -> Any:
+    """The array in its type outside of jax; jax says of its own what is no array."""
+    dtype = getattr(array, "dtype", None)
+    if dtype is not None and is_key(dtype):
         return jax.random.key_data(array)
-    wide = _WIDENED.get(dtype.name)
-    return array if wide is None else array.astype(wide)
+    wide = _WIDENED.get(getattr(dtype, "name", ""))
+    return array if wide is None else jax.numpy.asarray(array, wide)
 
 
-def restore(array: PyTree, struct: jax.ShapeDtypeStruct) -> Any:
+def restore(array: jax.Array, struct: jax.ShapeDtypeStruct) -> Any:
     """The inverse of `store`, for an array described by `struct`."""
     if is_key(struct.dtype):
         return jax.random.wrap_key_data(array, impl=_key_impl(struct))

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, TypeVar
 
 import jax
 import numpy as np
@@ -36,20 +36,33 @@ from pax_export.core import (
 )
 from pax_export.export.artifact.report import DEFAULT
 from pax_export.export.tracing import dtypes
-from pax_export.export.tracing.libraries import with_states_of
-from pax_export.export.tracing.model_form import CALL, ModelForm, ModelMethod, entry_of, hide_params
-from pax_export.export.tracing.model_forms import form_of, unbind
+from pax_export.export.tracing.model_form import (
+    CALL,
+    Model,
+    ModelForm,
+    ModelMethod,
+    entry_of,
+    hide_params,
+)
+from pax_export.export.tracing.model_forms import form_of, unbind, with_states_of
 from pax_export.export.tracing.names import unwrap_static
 from pax_export.precision import policy_of
 from pax_export.transforms import All, Not, PathContains, PathIn
 from pax_export.transforms import Any as Any_
+
+if TYPE_CHECKING:
+    from pax_export.core.selections import Selector
+
+P = ParamSpec("P")
+M = TypeVar("M", bound=Module)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class ExportLeaf:
     name: str  # dotted: modules.0.weight
     path: str  # unambiguous: .modules[0].weight
-    value: PyTree
+    value: Any  # an array, a number or a `StoredArray`
     struct: jax.ShapeDtypeStruct
     trainable: bool  # a parameter that was chosen to be trained
     parameter: bool = False
@@ -90,7 +103,7 @@ class Exportable:
 
 
 def make_exportable(
-    model: PyTree, methods: Mapping[str, Any] | None, outputs: str = "float32"
+    model: Model, methods: Mapping[str, Any] | None, outputs: str = "float32"
 ) -> Exportable:
     """The `Exportable` of a model, with float32 for half-precision outputs unless ``"model"``."""
     owner, function = unbind(model)
@@ -123,14 +136,16 @@ def _of_module(
     return Exportable(name, leaves, tree, made)
 
 
-def _with_state(function: Callable, halves: frozenset) -> Callable[..., tuple[Any, Any]]:
+def _with_state(
+    function: Callable[Concatenate[M, P], Any], halves: frozenset
+) -> Callable[Concatenate[M, P], tuple[Any, M]]:
     """Returns the call of a function of a module, with outputs of some dtypes as float32."""
 
     def widened(leaf: Array) -> Array:
         is_half = getattr(leaf, "dtype", None) in halves
         return jax.numpy.asarray(leaf, "float32") if is_half else leaf
 
-    def call(model: PyTree, *args: PyTree, **kwargs: PyTree) -> tuple[Any, Any]:
+    def call(model: M, *args: P.args, **kwargs: P.kwargs) -> tuple[Any, M]:
         after, output = module_and_value(function)(model, *args, **kwargs)
         return jax.tree_util.tree_map(widened, output) if halves else output, after
 
@@ -150,7 +165,12 @@ def _of_form(form: ModelForm, methods: Mapping[str, Any] | None) -> Exportable:
         entry = entry_of(given) if callable(given) else found
         return None if entry is None else replace(entry, call=partial(run, entry.call))
 
-    def run(call: Callable, tree: PyTree, *args: PyTree, **kwargs: PyTree) -> tuple[Any, Any]:
+    def run(
+        call: Callable[Concatenate[Any, P], tuple[Any, Any]],
+        tree: T,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> tuple[Any, T]:
         try:
             output, after = call(form.to_model(tree), *args, **kwargs)
         except Exception as error:  # of the model; raised again
@@ -222,7 +242,7 @@ def leaf_struct(value: ArrayLike | StoredArray, name: str) -> jax.ShapeDtypeStru
 
 
 def with_train_mode(
-    chosen: Exportable, model: PyTree, key: str, function: Callable[..., Any] | str | None
+    chosen: Exportable, model: Model, key: str, function: Callable[..., Any] | str | None
 ) -> Exportable:
     """Adds the first method in train mode, or a function that calls the model so."""
     owner, _ = unbind(model)
@@ -239,7 +259,7 @@ def with_train_mode(
     if chosen.is_module:
         training = jax.tree_util.tree_structure(owner if owner.training else owner.train())
 
-        def run(tree: PyTree, *args: PyTree, **kwargs: PyTree) -> tuple[Any, Any]:
+        def run(tree: Module, *args: PyTree, **kwargs: PyTree) -> tuple[Any, Any]:
             given = jax.tree_util.tree_unflatten(training, jax.tree_util.tree_leaves(tree))
             output, after = method.call(given, *args, **kwargs)
             return output, enable_eval_mode(after)
@@ -249,13 +269,13 @@ def with_train_mode(
     )
 
 
-def is_training(model: PyTree) -> bool:
+def is_training(model: Model) -> bool:
     """Whether a model is in train mode; one of another library, whose modes are unknown, is."""
     return bool(getattr(unbind(model)[0], "training", True))
 
 
 def with_step(
-    chosen: Exportable, model: PyTree, key: str, step: Callable, optimizer: PyTree
+    chosen: Exportable, model: Model, key: str, step: Callable, optimizer: PyTree
 ) -> Exportable:
     """Adds a training step ``(model, optimizer, *batch) -> (model, optimizer, metrics)``.
 
@@ -271,7 +291,7 @@ def with_step(
         opened, serving = chosen.form.to_model, chosen.form.to_tree
     optimizer = hide_params(optimizer)
 
-    def call(state: PyTree, *batch: PyTree) -> tuple[Any, Any]:
+    def call(state: tuple[Any, Any], *batch: PyTree) -> tuple[Any, Any]:
         leaves = jax.tree_util.tree_leaves(state[0])
         given = jax.tree_util.tree_unflatten(training, leaves)
         result = step(opened(given), unwrap_static(state[1]), *batch)
@@ -301,7 +321,7 @@ def with_step(
 
 
 def _beside_optimizer(method: ModelMethod) -> ModelMethod:
-    def call(state: PyTree, *args: PyTree, **kwargs: PyTree) -> tuple[Any, Any]:
+    def call(state: tuple[Any, Any], *args: PyTree, **kwargs: PyTree) -> tuple[Any, Any]:
         output, after = method.call(state[0], *args, **kwargs)
         return output, (after, state[1])
 
@@ -324,7 +344,7 @@ def _is_filter(value: PyTree) -> bool:
     return value is ... or isinstance(value, (type, *kinds))
 
 
-def _select_leaves(model: Exportable, chosen: Any) -> list[bool]:
+def _select_leaves(model: Exportable, chosen: Selector) -> list[bool]:
     """Returns the leaves that a filter selects; none of an optimizer."""
     root = jax.tree_util.tree_unflatten(model.tree, [leaf.value for leaf in model.leaves])
     module = root[0] if any(method.trains for method in model.methods) else root

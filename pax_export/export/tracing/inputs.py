@@ -258,7 +258,7 @@ def _parameter_names(
     return tuple(names[skip : skip + count])
 
 
-def _refuse_shape(described: PyTree, cause: Exception | None = None) -> None:
+def _refuse_shape(described: str | Sequence[Any], cause: Exception | None = None) -> None:
     """Refuses bare sizes and names where specs are expected, and suggests a shape."""
     sizes = described if isinstance(described, (tuple, list)) else (described,)
     if sizes and all(each is None or isinstance(each, (int, str)) for each in sizes):
@@ -296,15 +296,8 @@ class _SymbolicScope:
 
     @staticmethod
     def _new_scope(constraints: tuple[str, ...]) -> Any:
-        try:
-            _check_powers(" ".join(constraints))
-            return jax_export.SymbolicScope(constraints)
-        except ValueError as error:
-            raise InvalidArgumentError(
-                f"A constraint cannot be read: {first_line(error)}",
-                got=f"constraints={constraints}",
-                write=_CONSTRAINTS,
-            ) from error
+        _check_powers(" ".join(constraints))
+        return jax_export.SymbolicScope(constraints)
 
     def shape(self, described: InputSpec, path: str) -> tuple:
         text = described.shape
@@ -334,7 +327,7 @@ def _check_powers(text: str) -> None:
         raise ValueError(f"a power is larger than {dimensions.MOST_POWER}")
 
 
-def _abstract(leaf: PyTree, path: str, scope: _SymbolicScope, text: bool) -> jax.ShapeDtypeStruct:
+def _abstract(leaf: Any, path: str, scope: _SymbolicScope, text: bool) -> jax.ShapeDtypeStruct:
     if isinstance(leaf, InputSpec):
         dtype = dtypes.numpy_dtype(leaf.dtype)
         struct = jax.ShapeDtypeStruct(scope.shape(leaf, path), dtype)

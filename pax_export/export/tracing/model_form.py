@@ -6,7 +6,7 @@ import functools
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeGuard, TypeVar
 
 import jax
 
@@ -14,7 +14,19 @@ from pax_export._foundations.types import PyTree
 from pax_export.core import is_array, path_name
 from pax_export.export.tracing.names import is_no_array, unwrap_static, wrap_static
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
+#: A model as a user has it: an object that is called, or a pair such as ``(params, function)``.
+Model: TypeAlias = Callable[..., Any] | tuple[Any, ...]
 CALL = "__call__"
+
+
+class BoundMethod(Protocol):
+    """A bound method of Python or of Equinox."""
+
+    __self__: Any
+    __func__: Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -28,10 +40,10 @@ class ModelMethod:
     trains: bool = False  # a training step, which changes leaves
 
 
-def entry_of(function: Callable) -> ModelMethod:
+def entry_of(function: Callable[Concatenate[T, P], Any]) -> ModelMethod:
     """The entry of a function ``(model, *inputs)``."""
 
-    def call(model: PyTree, *args: PyTree, **kwargs: PyTree) -> tuple[Any, Any]:
+    def call(model: T, *args: P.args, **kwargs: P.kwargs) -> tuple[Any, T]:
         return function(model, *args, **kwargs), model
 
     return ModelMethod(call, function)
@@ -42,7 +54,7 @@ def one_entry(entry: ModelMethod) -> Callable[[str], ModelMethod | None]:
     return lambda name: entry if name == CALL else None
 
 
-def methods_of(model: object) -> Callable[[str], ModelMethod | None]:
+def methods_of(model: Model) -> Callable[[str], ModelMethod | None]:
     """The methods of the class of a model."""
 
     def method(name: str) -> ModelMethod | None:
@@ -52,17 +64,17 @@ def methods_of(model: object) -> Callable[[str], ModelMethod | None]:
     return method
 
 
-def hide_params(tree: PyTree) -> Any:
+def hide_params(tree: T) -> T:
     """Hides leaves that are neither arrays nor numbers."""
     return wrap_static(tree, is_no_array)
 
 
-def hide_settings(tree: PyTree) -> Any:
+def hide_settings(tree: T) -> T:
     """Hides leaves that are no arrays: the numbers in a model are its settings."""
     return wrap_static(tree, lambda leaf: not is_array(leaf))
 
 
-def hide_parts(tree: PyTree) -> Any:
+def hide_parts(tree: T) -> T:
     """Hides leaves of params that are neither arrays nor numbers, and all settings of models."""
     if not any(map(callable, jax.tree.leaves(tree, is_leaf=callable))):
         return hide_params(tree)
@@ -156,7 +168,7 @@ def _class_at(model: PyTree, path: tuple) -> str:
 NAMELESS = "function"
 
 
-def function_name(function: Any) -> str:
+def function_name(function: Callable[..., Any]) -> str:
     """The name of a function, or of the class of a callable."""
     if is_bound_method(function):
         return function_name(function.__self__)
@@ -167,12 +179,12 @@ def function_name(function: Any) -> str:
     return NAMELESS if name == "<lambda>" else name
 
 
-def is_bound_method(value: object) -> bool:
+def is_bound_method(value: object) -> TypeGuard[BoundMethod]:
     return isinstance(value, types.MethodType) or (
         hasattr(value, "__self__") and hasattr(value, "__func__")  # as in equinox
     )
 
 
-def is_partial(value: object) -> bool:
+def is_partial(value: object) -> TypeGuard[functools.partial[Any]]:
     alike = all(hasattr(value, name) for name in ("func", "args", "keywords"))  # as in equinox
     return isinstance(value, functools.partial) or alike

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -13,6 +13,8 @@ import numpy as np
 from pax_export._foundations.types import PyTree
 from pax_export.core import LeafValue, path_name
 from pax_export.export.artifact.arguments import tensorflow_keyword
+
+T = TypeVar("T")
 
 _ILLEGAL = re.compile(r"[^A-Za-z0-9_.\-]")
 
@@ -102,7 +104,7 @@ def dotted_paths(tree: PyTree, bare: str) -> tuple[str, ...]:
 class Static:
     """A value instead of a leaf: a node of the tree that has no leaves."""
 
-    def __init__(self, value: PyTree):
+    def __init__(self, value: object):
         self.value = value
 
 
@@ -111,7 +113,7 @@ jax.tree_util.register_pytree_node(
 )
 
 
-def wrap_static(tree: PyTree, is_static: Callable[[Any], bool]) -> Any:
+def wrap_static(tree: T, is_static: Callable[[Any], bool]) -> T:
     """Wraps the static leaves of a tree; returns the same object if there are none."""
     leaves, structure = jax.tree_util.tree_flatten(tree)
     if not any(map(is_static, leaves)):
@@ -120,7 +122,7 @@ def wrap_static(tree: PyTree, is_static: Callable[[Any], bool]) -> Any:
     return jax.tree_util.tree_unflatten(structure, held)
 
 
-def unwrap_static(tree: PyTree) -> Any:
+def unwrap_static(tree: T) -> T:
     """The tree with the hidden leaves in their places."""
     return jax.tree_util.tree_map(
         lambda leaf: leaf.value if isinstance(leaf, Static) else leaf,
@@ -129,7 +131,7 @@ def unwrap_static(tree: PyTree) -> Any:
     )
 
 
-def is_no_array(value: PyTree) -> bool:
+def is_no_array(value: object) -> bool:
     """Whether a leaf of params is neither an array nor a number, nor something that is like one."""
     if isinstance(value, bool):
         return True  # a flag, which Python decides with
@@ -141,14 +143,14 @@ def is_no_array(value: PyTree) -> bool:
 _SWITCHES = (bool, str, bytes, enum.Enum, type, np.dtype)
 
 
-def is_switch(value: PyTree) -> bool:
+def is_switch(value: object) -> bool:
     """Whether an argument is a Python value that is no input: a flag, a name, a function."""
     if isinstance(value, str):
         return "," not in value  # with one, it was to be a shape
     return isinstance(value, _SWITCHES) or (callable(value) and not hasattr(value, "shape"))
 
 
-def is_fixed(value: PyTree) -> bool:
+def is_fixed(value: object) -> bool:
     """Whether a keyword argument is a Python value that is no input; a number is one, too."""
     number = isinstance(value, (int, float, complex)) and not isinstance(value, np.generic)
     return number or is_switch(value)
@@ -157,7 +159,7 @@ def is_fixed(value: PyTree) -> bool:
 _LARGEST = 2**53
 
 
-def describe_value(value: PyTree) -> dict[str, Any]:
+def describe_value(value: Any) -> dict[str, Any]:
     """Returns a Python value for a report: itself if it is plain data, otherwise its name."""
     plain = type(value) in (bool, str) or (
         type(value) in (int, float) and abs(value) < _LARGEST  # NaN and infinity are no JSON

@@ -23,7 +23,7 @@ from pax_export._foundations.jaxpr import (
     is_program,
     jaxpr_of,
 )
-from pax_export._foundations.types import Atom, Aval, Equation, Jaxpr, TracedProgram
+from pax_export._foundations.types import Array, Atom, Aval, Equation, Jaxpr, TracedProgram
 
 #: Shorter copies are not outlined, because a call is as long.
 LEAST_LENGTH = 8
@@ -203,7 +203,7 @@ def _copy_segments(jaxpr: Jaxpr, wires: _Wires, repeat: Repeat) -> Iterator[_Seg
     first = copies[0]
     call = call_part(jaxpr, first, wires.read_from(first), _outputs_used(first, used))
 
-    def repeated(*values: object) -> Sequence[Any]:
+    def repeated(*values: Array) -> Sequence[Any]:
         return call(*values)
 
     shared = jax.jit(repeated)
@@ -273,7 +273,7 @@ class Alike:
             self._programs[id(program)] = program, self._of(self._described(jaxpr, constants))
         return self._programs[id(program)][1]
 
-    def _described(self, jaxpr: Any, constants: Sequence[Any]) -> Hashable:
+    def _described(self, jaxpr: Jaxpr, constants: Sequence[Any]) -> Hashable:
         """Describes a whole program: equations, wiring, and constants."""
         wires = {variable: i for i, variable in enumerate((*jaxpr.constvars, *jaxpr.invars))}
         equations = []

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pax_export._foundations.errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export._foundations.errors import InvalidArgumentTypeError
 from pax_export._foundations.files import html_text
 from pax_export._foundations.types import DTypeLike
 
@@ -72,7 +72,7 @@ def spec(
     return InputSpec(shape, _dtype_name(dtype), name)
 
 
-def _check_dimension(size: Any) -> int | str | None:
+def _check_dimension(size: int | str | None) -> int | str | None:
     if size is None or isinstance(size, str):
         return size
     if isinstance(size, (int, np.integer)) and not isinstance(size, bool) and size >= 0:
@@ -102,8 +102,4 @@ def from_tensorflow(leaf: Any) -> Any:
     """Converts a `tf.TensorSpec` or a tensor to a `spec`; returns other values unchanged."""
     if not hasattr(getattr(leaf, "dtype", None), "as_numpy_dtype"):
         return leaf
-    if leaf.shape.rank is None:
-        raise InvalidArgumentError(
-            "The rank of an input is unknown.", got=str(leaf), write="tf.TensorSpec([None, 3])"
-        )
     return spec(leaf.shape.as_list(), leaf.dtype.name, getattr(leaf, "name", None))

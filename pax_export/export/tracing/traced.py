@@ -20,6 +20,7 @@ from pax_export._foundations.errors import UnsupportedOperationError
 from pax_export._foundations.jax import call_with_constants, read_arguments
 from pax_export._foundations.jaxpr import (
     jaxpr_constants,
+    jaxpr_of,
     jaxpr_operations,
     jaxpr_primitives,
 )
@@ -67,7 +68,7 @@ class Traced:
         """The same results by another program, perhaps of other operands."""
         return replace(
             self,
-            structs=tuple(dtypes.struct_of(each.aval) for each in program.jaxpr.invars),
+            structs=tuple(dtypes.struct_of(each.aval) for each in jaxpr_of(program).invars),
             constants=_large_constants(program),
             program=program,
             lowerable=jax.jit(functools.partial(_call_program, program)),
@@ -85,7 +86,7 @@ class Traced:
         operands: Sequence[Any],
         count: int | None = None,
         keep_derivatives: bool = True,
-        program: Any = None,
+        program: ClosedJaxpr | None = None,
     ) -> list[Any]:
         """Runs the program on `structs` and `constants`; `count` limits it to the first results.
 
@@ -94,8 +95,8 @@ class Traced:
         values = operands[len(self.structs) :]
         replaced = {id(old): new for old, new in zip(self.constants, values)}
         given = operands[: len(self.structs)]
-        program = self.program if program is None else program
-        return call_with_constants(program, replaced, given, count, keep_derivatives)
+        run = self.program if program is None else program
+        return call_with_constants(run, replaced, given, count, keep_derivatives)
 
 
 def trace(

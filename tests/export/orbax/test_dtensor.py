@@ -49,11 +49,11 @@ def test_variables_are_sharded_as_the_arrays(exported):
 @pytest.mark.parametrize(
     ("case", "words"),
     [
-        ("no specs", "`pspecs` is not specified"),
+        ("no specs", "a DTensor mesh"),
         ("several axes", "sharded across more than one axis"),
-        ("uneven", "must be a multiple of the size of mesh axis"),
+        ("uneven", "implies that array axis 0 is partitioned"),  # jax's words
         ("by hand", "has per-device computations"),
-        ("outside", "JaxModule is not created within a DTensor export context"),
+        ("outside", "no DTensor mesh"),
     ],
 )
 def test_unsupported_shardings_are_refused(exported, case, words):

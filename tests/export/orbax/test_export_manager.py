@@ -161,10 +161,10 @@ MISTAKES = {
         [ServingConfig(["a", "b"], [x_spec()]), ServingConfig("a", [x_spec()])],
         "Duplicated key",
     ),
-    "no input signature": ([ServingConfig("s")], "please set `input_signature` explicitly"),
+    "no input signature": ([ServingConfig("s")], "sets an `input_signature`"),
     "two inputs": (
         [ServingConfig("s", [x_spec(), x_spec(name="z")])],
-        "JaxModule only takes single arg as the input",
+        "A method of a JaxModule takes one input",
     ),
 }
 
@@ -175,15 +175,12 @@ def test_configs_that_do_not_fit(configs, words, save):
         save(module(), *configs)
 
 
-@pytest.mark.parametrize(
-    ("key", "words"),
-    [(None, "`method_key` is not specified"), ("baz", 'Method key "baz" is not found')],
-)
-def test_ambiguous_methods_are_refused(key, words):
+@pytest.mark.parametrize("key", [None, "baz"])
+def test_ambiguous_methods_are_refused(key):
     made = JaxModule(
         params(), {"a": linear, "b": linear}, input_polymorphic_shape={"a": None, "b": None}
     )
-    with refused(ValueError, words) as caught:
+    with refused(ValueError, "`method_key`", "['a', 'b']", got=repr(key)) as caught:
         ExportManager(made, [ServingConfig("s", [x_spec()], method_key=key)])
     assert caught.value.__notes__ == ["Failed exporting signature_key=s"]
 
@@ -194,7 +191,7 @@ def test_a_config_without_a_key():
 
 
 def test_an_input_signature_of_another_kind_is_refused():
-    with refused(TypeError, "input_signature", where="ServingConfig 's'", got="dict"):
+    with pytest.raises(TypeError, match="input_signature"):  # TensorFlow's words
         ExportManager(module(), [ServingConfig("s", {"x": x_spec()})])
 
 

