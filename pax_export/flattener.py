@@ -7,7 +7,8 @@ from typing import Any, NamedTuple, Self
 
 from jax.tree_util import tree_flatten, tree_leaves, tree_structure, tree_unflatten
 
-from pax_export._foundations.errors import InvalidArgumentError, MissingValueError
+from pax_export._foundations.errors import InvalidArgumentError
+from pax_export._foundations.types import PyTree
 from pax_export.core import (
     Module,
     count_array_elements,
@@ -66,12 +67,12 @@ class Flattener(Module):
         3.0
     """
 
-    def __init__(self, **kwargs: object):
+    def __init__(self, **kwargs: PyTree):
         super().__init__()
         _check_names(type(self), kwargs)
         self.leaves_dict, self._structures = _merge_values({}, (), kwargs)
 
-    def update(self, **kwargs: object) -> Self:
+    def update(self, **kwargs: PyTree) -> Self:
         """Returns a new Flattener with values replaced or added.
 
         Args:
@@ -97,12 +98,9 @@ class Flattener(Module):
         Raises:
             InvalidArgumentError: (a ValueError) always.
         """
-        names = [structure.name for structure in self._structures]
         raise InvalidArgumentError(
             "A Flattener does not record which of its arrays are trainable.",
-            where=repr(self),
-            got=f"the values {', '.join(names) or '(none)'}",
-            write=f"flattener.{names[0] if names else 'model'}.parameters()",
+            write=f"flattener.{next(iter(self.treedef_dict), 'model')}.parameters()",
         )
 
     @property
@@ -118,12 +116,8 @@ class Flattener(Module):
         for structure in vars(self).get("_structures", ()):
             if structure.name == name:
                 return _rebuild_value(structure, self.leaves_dict[name])
-        raise MissingValueError(
-            "The Flattener has no value with this name.",
-            where=f"{type(self).__qualname__}.{name}",
-            got=f"the values {', '.join(self.treedef_dict) or '(none)'}",
-            write=f"flattener.update({name}=...) returns one with it",
-        )
+        text = f"{type(self).__name__!r} object has no value {name!r}"
+        raise AttributeError(text, name=name, obj=self)
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *self.treedef_dict]
@@ -150,7 +144,7 @@ class Flattener(Module):
 
 def _restore(cls: type, names: tuple, attributes: dict[str, Any], values: dict) -> Any:
     """Makes a Flattener from pickled values: ``{name: (value, its static leaves)}``."""
-    parts = {name: _taken_apart(name, *value) for name, value in values.items()}
+    parts = {name: _split_value(name, *value) for name, value in values.items()}
     attributes["leaves_dict"] = {name: leaves for name, (leaves, _) in parts.items()}
     attributes["_structures"] = tuple([structure for _, structure in parts.values()])
     return restore(cls, names, attributes)
@@ -165,7 +159,7 @@ def _merge_values(
     """Returns the contents of a Flattener after values were replaced or added."""
     leaves, by_name = dict(leaves), {structure.name: structure for structure in structures}
     for name, value in values.items():
-        leaves[name], by_name[name] = _taken_apart(name, value)
+        leaves[name], by_name[name] = _split_value(name, value)
     return leaves, tuple([by_name[name] for name in sorted(by_name)])
 
 
@@ -182,8 +176,8 @@ def _check_names(cls: type, names: Iterable[str]) -> None:
             )
 
 
-def _taken_apart(
-    name: str, value: object, static: Container[int] | None = None
+def _split_value(
+    name: str, value: PyTree, static: Container[int] | None = None
 ) -> tuple[list[Any], _Structure]:
     """Splits a value into array leaves and structure; `static` numbers its other leaves."""
     leaves, treedef = tree_flatten(value)

@@ -127,7 +127,7 @@ class LazyModule(Module):
         )
 
 
-def materialize(module: M, *example_inputs: PyTree, **kwargs: object) -> M:
+def materialize(module: M, *example_inputs: PyTree, **kwargs: PyTree) -> M:
     """Creates all submodules of lazy modules by calling them once.
 
     Use it before ``jit``, a training step or an export.

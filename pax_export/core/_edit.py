@@ -165,7 +165,7 @@ def own_containers(value: T) -> T:
 def set_training(tree: T, training: bool) -> T:
     """Returns a module, or pytree of modules, with all modules in train or eval mode."""
 
-    def switched(part: object) -> Any:
+    def switched(part: T) -> T:
         if not is_node(part):
             return part
         return apply_bottom_up(
@@ -204,11 +204,7 @@ def _has_attribute(module: Node, name: str) -> bool:
 
 def with_attributes(module: M, changes: dict[str, Any]) -> M:
     """A new module with attributes added or replaced."""
-    return edit_at(module, {(name,): _constant_change(value) for name, value in changes.items()})
-
-
-def _constant_change(value: object) -> Change:
-    return lambda old: value
+    return edit_at(module, {(name,): lambda old, new=new: new for name, new in changes.items()})
 
 
 def replace_node(module: Node, node: PyTree, value: PyTree) -> Any:
@@ -225,7 +221,7 @@ def replace_node(module: Node, node: PyTree, value: PyTree) -> Any:
             got=f"{len(places)} occurrences of {type(node).__name__}",
             write="the array, module or container itself, as the module holds it",
         )
-    new = edit_at(module, {places[0]: _constant_change(value)}, same_kinds=True)
+    new = edit_at(module, {places[0]: lambda old: value}, same_kinds=True)
     check_modules(new)
     return new
 

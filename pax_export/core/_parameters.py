@@ -212,7 +212,7 @@ def _with_holes(choice: Kept, module: Node, parts: Iterator[Any]) -> Any:
     """Returns one module with empty nodes for dropped leaves; `parts` replace its submodules."""
     frozen = frozen_of(module).paths
 
-    def keep(name: str, subtree: PyTree) -> PyTree:
+    def keep(name: str, subtree: T) -> T:
         keeps = choice.keeps(name)
 
         def leaf(x: Node | ArrayLike) -> Any:
@@ -226,7 +226,7 @@ def _with_holes(choice: Kept, module: Node, parts: Iterator[Any]) -> Any:
     return map_attributes(module, keep)
 
 
-def _with_holes_at(name: str, subtree: PyTree, paths: frozenset[str]) -> Any:
+def _with_holes_at(name: str, subtree: T, paths: frozenset[str]) -> T:
     """Returns the subtree of an attribute with empty nodes for its own arrays at these paths."""
     items, treedef = flatten_with_path(subtree, is_leaf=is_node)
     left = [
@@ -415,14 +415,14 @@ def _frozen_paths(module: Node) -> set[str]:
 
 def merge(first: T, second: PyTree) -> T:
     """The tree of ``first`` with every leaf of ``second``; either fills the holes of the other."""
-    return _merge_levels(first, second, first, second)
+    return _merge_levels(first, second, (first, second))
 
 
 def _is_empty(value: object) -> bool:
     return isinstance(value, EmptyNode)
 
 
-def _merge_levels(a: PyTree, b: PyTree, whole_a: PyTree, whole_b: PyTree) -> Any:
+def _merge_levels(a: T, b: PyTree, whole: tuple[PyTree, PyTree]) -> T:
     leaves_a, treedef_a = jax.tree_util.tree_flatten(a, is_leaf=_is_empty)
     leaves_b, treedef_b = jax.tree_util.tree_flatten(b, is_leaf=_is_empty)
     if treedef_a == treedef_b:
@@ -437,10 +437,10 @@ def _merge_levels(a: PyTree, b: PyTree, whole_a: PyTree, whole_b: PyTree) -> Any
     if level_a != level_b or jax.tree_util.all_leaves([a]):
         raise StructureMismatchError(
             "Two trees to merge must have one structure where neither has an EmptyNode.",
-            got="; ".join(structure_differences(whole_a, whole_b)[:3]),
+            got="; ".join(structure_differences(*whole)[:3]),
             write="trees of one recipe in one mode (train or eval), e.g. "
             "module | module.parameters()",
         )
     pairs = zip(items_a, items_b)
-    items = [_merge_levels(x, y, whole_a, whole_b) for (_, x), (_, y) in pairs]
+    items = [_merge_levels(x, y, whole) for (_, x), (_, y) in pairs]
     return jax.tree_util.tree_unflatten(level_a, items)

@@ -20,6 +20,7 @@ from pax_export.core._traversal import join_path, map_attributes, one_level, pat
 from pax_export.core._tree import EmptyNode, Node, flatten, is_array
 
 M = TypeVar("M", bound=Node)
+T = TypeVar("T")
 
 
 def state_dict(module: Node) -> dict[str, Any]:
@@ -135,7 +136,7 @@ def _load_subtree(own: PyTree, values: PyTree, path: str) -> Any:
     return _load_container(own, values, path)
 
 
-def _load_container(own: PyTree, loaded: PyTree, path: str) -> Any:
+def _load_container(own: T, loaded: PyTree, path: str) -> T:
     items, treedef = one_level(own)
     others, other_def = one_level(loaded)
     # Only the keys matter: non-arrays in a mixed container are None here.

@@ -26,26 +26,20 @@ def identity(x: T) -> T:
     return x
 
 
-def as_module(function: Any) -> Module:
+def as_module(function: Callable[..., Any]) -> Module:
     """The module that a node applies, from a module or anything else that can be called."""
-    if isinstance(function, type) and issubclass(function, Module):
-        raise InvalidArgumentTypeError(
-            "A node is applied to a module, not to a class of modules.",
-            got=f"the class {function.__qualname__}",
-            write=f"node >> {function.__name__}(...)",
-        )
-    if not callable(function):
+    if not callable(function) or (isinstance(function, type) and issubclass(function, Module)):
         raise InvalidArgumentTypeError(
             "The right operand of >> must be a module or a function.",
             got=f"{type(function).__name__}: {function!r}"[:120],
             write="node >> pax.Linear(3, 3), or node >> jax.nn.relu",
         )
-    function = _owner_in_tree(function)
-    if isinstance(function, Module):
-        return function
-    if type(function) is functools.partial and _has_dynamic_parts(function):
-        return Partial(_owner_in_tree(function.func), function.args, function.keywords)
-    return Lambda(function)
+    owner = _owner_in_tree(function)
+    if isinstance(owner, Module):
+        return owner
+    if type(owner) is functools.partial and _has_dynamic_parts(owner):
+        return Partial(_owner_in_tree(owner.func), owner.args, owner.keywords)
+    return Lambda(owner)
 
 
 def _owner_in_tree(function: Callable[..., Any]) -> Any:

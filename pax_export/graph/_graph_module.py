@@ -122,8 +122,8 @@ def build_graph_module(func: Callable[..., Node]) -> Callable[..., GraphModule]:
         ``func``, so it makes new modules at each call.
 
     Raises:
-        InvalidArgumentTypeError: (an AssertionError too) ``func`` cannot be
-            called, or (when the builder is called) does not return a node.
+        InvalidArgumentTypeError: (an AssertionError too, when the builder is called) ``func``
+            does not return a node.
 
     Example:
         >>> import jax, jax.numpy as jnp, pax_export as pax
@@ -136,13 +136,6 @@ def build_graph_module(func: Callable[..., Node]) -> Callable[..., GraphModule]:
         >>> net(jnp.ones((5, 8))).shape
         (5, 8)
     """
-
-    if not callable(func):
-        raise InvalidArgumentTypeError(
-            "build_graph_module needs a function of nodes.",
-            got=repr(func)[:120],
-            write="def forward(x): return x >> pax.Linear(8, 8)",
-        )
 
     @functools.wraps(func)
     def build(*example_inputs: PyTree) -> GraphModule:

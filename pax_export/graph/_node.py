@@ -12,7 +12,7 @@ from pax_export._foundations.errors import (
     InvalidArgumentTypeError,
     NotPicklableError,
 )
-from pax_export._foundations.types import ArrayLike, PyTree
+from pax_export._foundations.types import ArrayLike, DTypeLike, PyTree
 from pax_export.core import Module, describe_array, is_array, pure
 from pax_export.graph._adapters import Spread, as_module, identity
 
@@ -104,7 +104,7 @@ class Node:
     def __jax_array__(self) -> NoReturn:
         raise _not_a_value(self, _AS_ARRAY)
 
-    def __array__(self, *_: object, **__: object) -> NoReturn:
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NoReturn:
         raise _not_a_value(self, _AS_ARRAY)
 
     def _refuse_operator(self, other: Node | ArrayLike) -> NoReturn:
@@ -214,7 +214,7 @@ def _not_a_value(node: Node, write: str) -> InvalidArgumentError:
     )
 
 
-def _require_node(value: object, what: str) -> None:
+def _require_node(value: Node, what: str) -> None:
     if not isinstance(value, Node):
         raise InvalidArgumentTypeError(
             f"{what} must be a node.",
@@ -237,7 +237,7 @@ def describe_value(value: PyTree) -> str:
     return "None" if value is None else type(value).__name__
 
 
-def _refuse_flattening(node: Node, *_: object) -> NoReturn:
+def _refuse_flattening(node: Node, *children: Node) -> NoReturn:
     raise _not_a_value(node, _AS_ARRAY)
 
 

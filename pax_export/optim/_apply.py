@@ -133,9 +133,9 @@ def require_model_and_optimizer(model: Module, optimizer: Module) -> None:
     """Raises unless both are modules, in this order."""
     if hasattr(type(model), "remade") and not hasattr(type(optimizer), "remade"):
         raise InvalidArgumentTypeError(
-            "The model of a training step must not be an optimizer.",
-            got=f"{type(model).__name__} as the model, {type(optimizer).__name__} as the optimizer",
-            write="the model first, then the optimizer: step(model, optimizer, ...)",
+            "The optimizer of a training step comes after the model.",
+            got=f"{type(model).__name__} as the model",
+            write="step(model, optimizer, ...)",
         )
     for role, value in (("model", model), ("optimizer", optimizer)):
         if not isinstance(value, Module):

@@ -8,7 +8,7 @@ import pickle
 import sys
 import types
 from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeGuard, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -94,9 +94,9 @@ class OptaxOptimizer(StateModule):
         params = parameters_of(params)
         # Copies: the model and its optimizer may be donated to one jitted step.
         self.slow_params = tree_map(jnp.copy, params) if recipe.takes_slow else None
-        self.state = _as_state(recipe.init(self._given(params)), params)
+        self.state = _as_state(recipe.init(self._as_optax(params)), params)
 
-    def __call__(self, grads: PyTree, params: PyTree = None, **extra: PyTree) -> Any:
+    def __call__(self, grads: T, params: T | None = None, **extra: PyTree) -> T:
         """Returns the updates to subtract; it changes the state, so call it with `%`.
 
         Args:
@@ -109,9 +109,9 @@ class OptaxOptimizer(StateModule):
             TypeError: an argument that the transformation needs is missing.
         """
         update = functools.partial(self.recipe.update, **self.recipe.accepted(extra))
-        updates, state = update(grads, self.state, self._given(params))
+        updates, state = update(grads, self.state, self._as_optax(params))
         self.state = _as_state(state, params)
-        return tree_map(jnp.negative, self._taken(updates))
+        return tree_map(jnp.negative, self._for_model(updates))
 
     def remade(self, params: PyTree) -> OptaxOptimizer:
         """Returns the same optimizer for other parameters, with the state of those that remain.
@@ -145,14 +145,14 @@ class OptaxOptimizer(StateModule):
 
     _pax_contents = optax_contents
 
-    def _given(self, params: T) -> T | optax.LookaheadParams:
+    def _as_optax(self, params: T) -> T | optax.LookaheadParams:
         """Returns the parameters in the transformation's form: for lookahead, a pair."""
         if self.slow_params is None:
             return params
         optax = require("optax", "optax", "optax.lookahead")
         return optax.LookaheadParams(fast=params, slow=self.slow_params)
 
-    def _taken(self, updates: Any) -> Any:
+    def _for_model(self, updates: PyTree) -> Any:
         """The updates of the model's parameters; those of the slow ones are made here."""
         if self.slow_params is None:
             return updates
@@ -211,7 +211,7 @@ class _Recipe(functools.partial):
     """What makes optimizers; jax refuses it in place of one by an error of ours."""
 
 
-def _refuse_recipe(*_: object) -> NoReturn:
+def _refuse_recipe(*_: Any) -> NoReturn:
     raise InvalidArgumentTypeError(
         "What from_optax returns makes an optimizer, and is none yet.",
         got="from_optax(...) among the arguments of a transform of jax",
@@ -254,9 +254,9 @@ class KeyedTransformation:
     takes: frozenset[str] | None  # the extra arguments of ``update``; None if it takes any
     takes_slow: bool  # whether it wants its parameters twice, as `optax.lookahead` does
 
-    def __init__(self, source: Any):
+    def __init__(self, source: Source):
         self._source = source
-        transformation = source() if _is_factory(source) else source
+        transformation: Any = source() if _is_factory(source) else source
         if not callable(getattr(transformation, "init", None)) or not callable(
             getattr(transformation, "update", None)
         ):
@@ -325,7 +325,7 @@ def _mentions_name(key: Hashable, codes: frozenset[types.CodeType]) -> bool:
     return isinstance(key, types.CodeType) and key in codes
 
 
-def _is_factory(source: Source) -> bool:
+def _is_factory(source: Source) -> TypeGuard[Callable[[], Transformation]]:
     return callable(source) and not hasattr(source, "update")
 
 

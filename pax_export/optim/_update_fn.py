@@ -62,23 +62,17 @@ def build_update_fn(loss_fn: Callable[..., Any], *, scan_mode: bool = False) -> 
         >>> loss.shape
         ()
     """
-    if not callable(loss_fn):
-        raise InvalidArgumentTypeError(
-            "build_update_fn needs a loss function.",
-            got=f"{type(loss_fn).__name__}: {loss_fn!r}"[:120],
-            write="def loss_fn(model, x, y): ... return loss, (loss, model)",
-        )
 
     def of_immutable(model: Module, *inputs: PyTree) -> Any:
         # The gradient's copy of a model is mutable; but what is changed and
         # not returned would be lost, so here it is an error.
-        given = rebuild_tree(model)
+        copy = rebuild_tree(model)
         with changed_modules() as changed:
-            returned = loss_fn(given, *inputs)
+            returned = loss_fn(copy, *inputs)
         if not isinstance(returned, (tuple, list)) or len(returned) != 2:
             raise _no_model(describe_result(returned))
         _, updated = _aux_and_model(returned[1])
-        unchanged.append(_loses_state(given, updated, changed))
+        unchanged.append(_loses_state(copy, updated, changed))
         return returned
 
     unchanged: list[bool] = []

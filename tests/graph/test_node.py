@@ -134,7 +134,7 @@ def test_applied_functions_must_be_callable():
     x = InputNode(1)
     with refused(ValueError, got="int: 3"):
         x >> 3
-    with refused(ValueError, got="the class Linear"):
+    with refused(ValueError, got=f"ModuleMeta: {pax.Linear!r}"):
         x >> pax.Linear
 
 

@@ -19,7 +19,7 @@ from pax_export._foundations.errors import (
     InvalidArgumentError,
     InvalidArgumentTypeError,
 )
-from pax_export._foundations.types import Array, ArrayLike, PyTree
+from pax_export._foundations.types import Array, ArrayLike
 from pax_export.core._containers import is_sequence
 from pax_export.core._parameters import merge
 from pax_export.core._static import static_key
@@ -344,7 +344,7 @@ def _parameter_mask(module: Node | None) -> Mask:
     return _mask_of(module, tree_structure(parameters).unflatten(trained))
 
 
-def _mask_of(module: Node | None, mask: PyTree) -> Mask:
+def _mask_of(module: Node | None, mask: Node) -> Mask:
     """Returns the True leaves of a mask; an EmptyNode marks none."""
     if module is None:
         return [False]

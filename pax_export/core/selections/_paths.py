@@ -48,7 +48,7 @@ class Place:
     training: bool = True  # the mode of a module
 
 
-def values_of(tree: PyTree, containers: bool = False) -> Iterator[tuple[Steps, Any]]:
+def values_of(tree: Node, containers: bool = False) -> Iterator[tuple[Steps, Any]]:
     """Returns all modules and leaves with their steps, parents first; or containers, too."""
     left: list[tuple[Steps, Any]] = [((), tree)]
     while left:
@@ -72,7 +72,7 @@ def _children_of(value: PyTree) -> list[tuple[Any, Any]] | None:
     return [(plain_key(path[0]), item) for path, item in items]
 
 
-def places_of(tree: PyTree) -> tuple[Place, ...]:
+def places_of(tree: Node) -> tuple[Place, ...]:
     """Returns all modules and leaves of a tree, parents first; cached by treedef."""
     return places_in(tree_structure(tree))
 
@@ -95,7 +95,7 @@ def _make_place(steps: Steps, value: PyTree, modules: set[Steps]) -> Place:
     return Place(steps, dotted_path(steps), owner, type(value), training)
 
 
-def value_at(tree: PyTree, steps: Steps) -> Any:
+def value_at(tree: Node, steps: Steps) -> Any:
     """Returns the value at these steps; raises an InvalidArgumentError if there is none."""
     value = tree
     for number, step in enumerate(steps):
@@ -125,7 +125,7 @@ def _children_with_static(value: PyTree) -> Iterable[tuple[Any, Any]]:
         return ()
 
 
-def written_out(tree: PyTree, names: Sequence[str]) -> Steps | None:
+def written_out(tree: Node, names: Sequence[str]) -> Steps | None:
     """The steps of a path without wildcards, which may also lead to containers and static data."""
     steps: list[Any] = []
     value = tree
