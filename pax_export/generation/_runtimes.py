@@ -28,7 +28,6 @@ from pax_export._foundations.errors import (
     NotValidatedWarning,
     TokenizerError,
     ValidationError,
-    a_few,
 )
 from pax_export._foundations.files import directory, overwrite_guard, single_file, stale_temporaries
 from pax_export._foundations.files.paths import as_path, read_small_file
@@ -44,9 +43,8 @@ from pax_export.export.artifact.report import (
 from pax_export.export.pipeline.arguments import check_choice
 from pax_export.generation import _runtime_calls
 from pax_export.generation._job import Job, compare_tokens
-from pax_export.generation._pretrained import check_fits
 from pax_export.generation._prompt import LanguageModel, checked_prompt
-from pax_export.generation._tokenizer import Tokenizer
+from pax_export.generation._tokenizer import Tokenizer, check_fits
 from pax_export.nets import Decoder, generation_config
 from pax_export.quantization import QuantizedArray
 
@@ -128,20 +126,9 @@ def export_for_runtime(
     validate: bool = True,
     overwrite: bool = False,
     where: str = "export",
-    **others: object,
 ) -> Report:
     """Writes a language model for a runtime, and has the runtime continue texts as jax does."""
     began = time.perf_counter()
-    if accuracy_level not in (None, 4) and not runtime.level:
-        others["accuracy_level"] = accuracy_level
-    if others:
-        raise InvalidArgumentTypeError(
-            f"An export for {runtime.title} does not have this option.",
-            where=where,
-            got=a_few(sorted(others), 6),
-            write="tokenizer, max_length, prompts, validate and overwrite"
-            + ", accuracy_level" * bool(runtime.level),
-        )
     if not str(as_path(path)).endswith(runtime.suffix):
         raise InvalidArgumentError(
             f"{runtime.title} opens files by their suffix.",
@@ -150,7 +137,7 @@ def export_for_runtime(
             write=f"a path that ends with {runtime.suffix}",
         )
     level = (runtime.level or 4) if accuracy_level is None else accuracy_level
-    check_choice("accuracy_level", level, (1, 4))
+    check_choice("accuracy_level", level, (1, 4) if runtime.level else (4,))
     check_choice("overwrite", overwrite, (True, False))
     job = replace(_job(runtime, lm, tokenizer, max_length, where), accuracy_level=level)
     runtime.check(job)
@@ -162,7 +149,7 @@ def export_for_runtime(
             raise InvalidArgumentError(
                 f"{runtime.title} takes texts, and no text has the ids of this prompt.",
                 where=f"{where}: prompts, row {wrong[0]}",
-                got=a_few(list(map(str, ids[wrong[0]])), 8),
+                got=str(ids[wrong[0]])[:80],
                 write="prompts=[...] of strings, or of ids of tokenizer.encode(text)",
             )
     validate = _is_tested(runtime, validate, path)

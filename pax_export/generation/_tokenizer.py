@@ -473,3 +473,15 @@ def _templates(folder: Path) -> dict[str, str]:
             with reading_tokenizer(str(file)):
                 found[name] = _read_text(file).decode()
     return found
+
+
+def check_fits(tokenizer: Tokenizer, size: int, where: str) -> None:
+    """Refuses a tokenizer of another vocabulary; a net may have more tokens, as padding."""
+    if tokenizer.vocab_size > size:
+        last = tokenizer.id_to_token(tokenizer.vocab_size - 1)
+        raise TokenizerError(
+            "The tokenizer belongs to another net.",
+            where=f"{where}: tokenizer",
+            got=f"ids up to {tokenizer.vocab_size - 1} ({last!r:.40}), where the net has {size}",
+            write="the tokenizer of the folder or file that the weights are from",
+        )
