@@ -54,7 +54,7 @@ class LinenModule(Transform, Protocol):
     unbind: Callable[[], tuple[LinenModule, PyTree]]
 
 
-class Jitted(Protocol):
+class JittedFunction(Protocol):
     """A function that `jax.jit` or `equinox.filter_jit` has made of another."""
 
     __wrapped__: Callable[..., Any]
@@ -145,7 +145,7 @@ def unbind(model: Model) -> tuple[Any, Callable[..., Any] | None]:
     return model, None
 
 
-def _is_jitted(model: Model | BoundMethod) -> TypeGuard[Jitted]:
+def _is_jitted(model: Model | BoundMethod) -> TypeGuard[JittedFunction]:
     return hasattr(model, "__wrapped__") and hasattr(model, "lower")
 
 
