@@ -8,9 +8,11 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Mapping, Sequence
-from typing import Any, SupportsFloat, SupportsIndex, TypeGuard
+from typing import Any, SupportsFloat, SupportsIndex, TypeGuard, TypeVar
 
 from pax_export._foundations.errors import InvalidArgumentError, InvalidArgumentTypeError
+
+T = TypeVar("T")
 
 #: What Python makes a float of; arrays of one number, too.
 Number = SupportsFloat | SupportsIndex
@@ -42,14 +44,14 @@ def checked_integer(
     return number
 
 
-def checked_choice(value: str, options: Sequence[str], where: str) -> str:
-    """The value, which must be one of the options."""
-    if not (isinstance(value, str) and value in options):
+def checked_choice(value: T, options: Sequence[object], where: str, *, otherwise: str = "") -> T:
+    """The value, which must be one of the options; `otherwise` says what else may be written."""
+    if not any(isinstance(value, type(each)) and value == each for each in options):
         raise InvalidArgumentError(
             "This argument has an unknown value.",
             where=where,
             got=repr(value),
-            write=" or ".join(map(repr, options)),
+            write=" or ".join([*map(repr, options), *([otherwise] if otherwise else [])]),
         )
     return value
 

@@ -5,49 +5,13 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import re
 import sys
+from importlib import metadata
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 from pax_export._foundations.errors import MissingPackageError
-
-_TENSORFLOW = "tensorflow>=2.21,<3"
-_SAFETENSORS = ("safetensors>=0.7", "zlib-ng>=0.5")
-#: The packages of each extra of ``setup.cfg``; under "all", those of the whole library.
-PACKAGES = {
-    "all": ("jax>=0.10.2", "jaxlib>=0.10.2", "numpy>=2.0", "jmp>=0.0.4", "google-crc32c>=1.7"),
-    "tensorflow": (_TENSORFLOW,),
-    "optax": ("optax>=0.2.5",),
-    "opax": ("opax>=0.2.11",),
-    "safetensors": _SAFETENSORS,
-    "checkpoint": ("orbax-checkpoint>=0.12",),
-    "stablehlo": (*_SAFETENSORS, "flatbuffers>=24.3.25"),
-    "tflite": ("ai-edge-litert>=2.1", "flatbuffers>=24.3.25"),
-    "onnx": ("onnx>=1.20", "onnxruntime>=1.24"),
-    "litertlm": ("ai-edge-litert>=2.1", "flatbuffers>=24.3.25", "litert-lm-api>=0.18"),
-    "llamacpp": (*_SAFETENSORS, "gguf>=0.17", "h5py>=3.11", "xllamacpp>=2026.10"),
-    "transformers": (*_SAFETENSORS, "transformers>=5", "torch>=2.8"),
-    "torch": ("torch>=2.8",),
-    "genai": ("onnx>=1.20", "onnxruntime>=1.24", "onnxruntime-genai>=0.18"),
-    "openvino": ("openvino>=2026.0",),
-    "iree": ("iree-base-compiler>=3.0", "iree-base-runtime>=3.0"),
-    "hub": ("huggingface_hub>=1.0",),
-    "rich": ("rich>=13.7",),
-    "drawing": ("fast-sugiyama>=0.5",),
-    "adopt": (*_SAFETENSORS, "gguf>=0.17", "h5py>=3.11"),
-    "tokenizers": ("tokenizers>=0.21", "jinja2>=3.1.6"),
-    "examples": (
-        _TENSORFLOW,
-        "optax>=0.2.5",
-        "rich>=13.7",
-        "tokenizers>=0.21",
-        "jinja2>=3.1.6",
-        "scikit-learn>=1.5",
-        "babel>=2.16",
-        "matplotlib>=3.9",
-        "gguf>=0.17",
-    ),
-}
 
 
 def require(package: str, extra: str, purpose: str) -> ModuleType:
@@ -105,4 +69,23 @@ def install(extra: str) -> str:
         >>> install("stablehlo")
         'python -m pip install "safetensors>=0.7" "zlib-ng>=0.5" "flatbuffers>=24.3.25"'
     """
-    return " ".join(("python -m pip install", *(f'"{each}"' for each in PACKAGES[extra])))
+    return " ".join(("python -m pip install", *(f'"{each}"' for each in packages(extra))))
+
+
+def packages(extra: str) -> list[str]:
+    """The packages of an extra, those of the extras that it names included; pip knows them.
+
+    Under "all" they are those that every installation has.
+    """
+    try:
+        lines = metadata.requires("pax-export") or []
+    except metadata.PackageNotFoundError:  # the sources alone, on Python's path
+        return [f"pax-export[{extra}]"]
+    found: list[str] = []
+    for requirement, _, condition in (line.partition("; ") for line in lines):
+        if condition != ("" if extra == "all" else f'extra == "{extra}"'):
+            continue
+        others = re.fullmatch(r"pax-export\[(.*)\]", requirement)
+        of_others = others[1].split(",") if others else []
+        found += [each for other in of_others for each in packages(other)] or [requirement]
+    return found

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Slots of `Node` are read here and in `_mutable`.
+# Slots of `Node` are read here.
 # pyright: reportPrivateUsage=false
 
 ARRAYS, MIXED, STATIC = "arrays", "mixed", "static"

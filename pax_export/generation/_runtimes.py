@@ -21,6 +21,7 @@ import jax
 import numpy as np
 
 from pax_export import export as exporters
+from pax_export._foundations.check import checked_choice
 from pax_export._foundations.errors import (
     InvalidArgumentError,
     InvalidArgumentTypeError,
@@ -31,7 +32,7 @@ from pax_export._foundations.errors import (
 )
 from pax_export._foundations.files import directory, overwrite_guard, single_file, stale_temporaries
 from pax_export._foundations.files.paths import as_path, read_small_file
-from pax_export._foundations.optional import PACKAGES, install, is_installed
+from pax_export._foundations.optional import install, is_installed, packages
 from pax_export._foundations.types import Array
 from pax_export.core import enable_eval_mode, named_leaves
 from pax_export.export.artifact.report import (
@@ -40,7 +41,6 @@ from pax_export.export.artifact.report import (
     package_versions,
     report_text,
 )
-from pax_export.export.pipeline.arguments import check_choice
 from pax_export.generation import _runtime_calls
 from pax_export.generation._job import Job, compare_tokens
 from pax_export.generation._prompt import LanguageModel, checked_prompt
@@ -137,8 +137,8 @@ def export_for_runtime(
             write=f"a path that ends with {runtime.suffix}",
         )
     level = (runtime.level or 4) if accuracy_level is None else accuracy_level
-    check_choice("accuracy_level", level, (1, 4) if runtime.level else (4,))
-    check_choice("overwrite", overwrite, (True, False))
+    checked_choice(level, (1, 4) if runtime.level else (4,), "accuracy_level")
+    checked_choice(overwrite, (True, False), "overwrite")
     job = replace(_job(runtime, lm, tokenizer, max_length, where), accuracy_level=level)
     runtime.check(job)
     asked = _test_prompts(job, prompts)
@@ -217,7 +217,7 @@ def _report(job: Job, details: Mapping[str, Any]) -> Report:
 
 
 def _distributions(runtime: Runtime) -> list[str]:
-    return [each.split(">=")[0] for each in PACKAGES[runtime.extra]]
+    return [each.split(">=")[0] for each in packages(runtime.extra)]
 
 
 # --- refusals ---------------------------------------------------------------------------------
@@ -290,7 +290,7 @@ def check_floats(job: Job, title: str) -> None:
 
 
 def _is_tested(runtime: Runtime, validate: bool, path: str | os.PathLike[str]) -> bool:
-    check_choice("validate", validate, (True, False))  # always in a process of the runtime
+    checked_choice(validate, (True, False), "validate")  # always in a process of the runtime
     if validate and runtime.find:
         runtime.find()
     missing = [each for each in runtime.packages if not is_installed(each)]

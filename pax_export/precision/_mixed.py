@@ -1,4 +1,4 @@
-"""Policies of nets and layers, except for norms, losses and others that need float32."""
+"""Policies of nets and layers: `mixed_precision`, and the usual policy of one layer."""
 
 from __future__ import annotations
 

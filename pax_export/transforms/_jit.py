@@ -171,8 +171,8 @@ class Jitted(Generic[P, R]):
         return jax.jit(_with_signature(program, self.__wrapped__, (STATE, OPEN)), **options)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        jitted, from_folded, keywords, is_any_open = self._arguments(args, kwargs)
-        value, changed = jitted(*from_folded, **keywords)
+        jitted, arguments, keywords, is_any_open = self._arguments(args, kwargs)
+        value, changed = jitted(*arguments, **keywords)
         if is_any_open:
             roots = roots_of(self._static.wrap_static(args, kwargs))
             return write_back(roots, unfold(value), unfold(changed.modules), changed.origins)
@@ -213,7 +213,7 @@ class Jitted(Generic[P, R]):
         wrapped: Any = args
         if self._static:
             wrapped, kwargs = self._static.wrap_static(args, kwargs)
-        from_folded = [fold(x) for x in wrapped]
+        arguments = [fold(x) for x in wrapped]
         keywords = fold(kwargs) if kwargs else kwargs
         opened = None
         if anything_is_open():
@@ -222,20 +222,20 @@ class Jitted(Generic[P, R]):
             opened = _Opened(flags, have_overlap(roots, flags)) if any(flags) else None
         jitted = self._jitted
         if self._has_places:
-            jitted = self._case(opened, from_folded)
+            jitted = self._case(opened, arguments)
         else:
             if opened is not None:
                 keywords = {**keywords, OPEN: opened}
             if self._donate:
-                (from_folded, keywords), state = take_out((from_folded, keywords), _is_folded)
+                (arguments, keywords), state = take_out((arguments, keywords), _is_folded)
                 keywords = {**keywords, STATE: state}
         if self._static:
-            from_folded, keywords = unwrap_static(from_folded, keywords)
-        return jitted, from_folded, keywords, opened is not None
+            arguments, keywords = unwrap_static(arguments, keywords)
+        return jitted, arguments, keywords, opened is not None
 
-    def _case(self, opened: _Opened | None, from_folded: Sequence[Any]) -> Any:
+    def _case(self, opened: _Opened | None, arguments: Sequence[Any]) -> Any:
         """Returns the program for arguments with these mutable and donated modules."""
-        donated = _only_modules(from_folded) if self._donate else ()
+        donated = _only_modules(arguments) if self._donate else ()
         if opened is None and not donated:
             return self._jitted
         case = (opened, donated)
@@ -258,10 +258,10 @@ def _consists_of_modules(argument: PyTree) -> bool:
     return bool(modules) and not tree_leaves(rest)
 
 
-def _only_modules(from_folded: Sequence[Any]) -> tuple[int, ...]:
+def _only_modules(arguments: Sequence[Any]) -> tuple[int, ...]:
     """Returns the arguments that consist of modules; jax donates others only as a whole."""
     numbers = []
-    for number, argument in enumerate(from_folded):
+    for number, argument in enumerate(arguments):
         rest, modules = take_out(argument, _is_folded)
         if modules and tree_leaves(rest):
             raise InvalidArgumentError(

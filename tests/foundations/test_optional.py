@@ -2,42 +2,25 @@
 
 from __future__ import annotations
 
-import configparser
-from pathlib import Path
+from importlib import metadata
 
 import pytest
 
-from pax_export._foundations.optional import PACKAGES, find, install, require
+from pax_export._foundations.optional import find, install, packages, require
 from pax_export.errors import MissingPackageError
 
-_SETUP = Path(__file__).parents[2] / "setup.cfg"
+
+def test_packages_are_those_of_the_extra_and_of_those_that_it_names():
+    assert packages("onnx") == ["onnx>=1.20", "onnxruntime>=1.24"]
+    assert packages("genai") == [*packages("onnx"), "onnxruntime-genai>=0.18"]
 
 
-def lines(text):
-    return [line for line in text.split("\n") if line.strip()]
+def test_sources_alone_name_the_extra(monkeypatch):
+    def missing(name):
+        raise metadata.PackageNotFoundError(name)
 
-
-def brought(extras, name):
-    """What an extra brings, those that it names included."""
-    found = []
-    for line in lines(extras[name]):
-        if line.startswith("pax-export["):
-            for other in line[len("pax-export[") : -1].split(","):
-                found += brought(extras, other)
-        else:
-            found.append(line)
-    return found
-
-
-def test_packages_are_those_of_the_extras():
-    config = configparser.ConfigParser()
-    config.read(_SETUP)
-    extras = config["options.extras_require"]
-    for name, packages in PACKAGES.items():
-        expected = (
-            lines(config["options"]["install_requires"]) if name == "all" else brought(extras, name)
-        )
-        assert list(packages) == expected, name
+    monkeypatch.setattr(metadata, "requires", missing)
+    assert install("onnx") == 'python -m pip install "pax-export[onnx]"'
 
 
 @pytest.mark.parametrize("ask", [require, find])

@@ -117,19 +117,14 @@ Bytes = bytes | bytearray | memoryview | np.ndarray
 _ONES = 0xFFFFFFFF
 
 
-def crc32c(content: Bytes, value: int = 0) -> int:
-    """Returns the CRC-32C of bytes, continuing the checksum `value`."""
-    import google_crc32c  # a process that only serves an export may not have it
-
-    return google_crc32c.extend(value, np.frombuffer(content, np.uint8))
-
-
 def masked_crc32c(content: Bytes) -> int:
     """The CRC-32C of bytes as TensorFlow writes it, so that a checksum of checksums is none.
 
     Example:
-        >>> hex(crc32c(b"123456789")), hex(masked_crc32c(b"123456789"))
-        ('0xe3069283', '0xc78ab0e5')
+        >>> hex(masked_crc32c(b"123456789"))
+        '0xc78ab0e5'
     """
-    crc = crc32c(content)
+    import google_crc32c  # a process that only serves an export may not have it
+
+    crc = google_crc32c.extend(0, np.frombuffer(content, np.uint8))
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & _ONES

@@ -82,19 +82,21 @@ def values(option: str) -> list[str]:
 #: The file of a SavedModel with requests that TensorFlow Serving answers at the start.
 WARMUP_REQUESTS = "assets.extra/tf_serving_warmup_requests"
 
+PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
+
 #: Options of several formats, as `argparse` has them.
-PLATFORMS: Mapping[str, Any] = {
+PLATFORM_OPTION: Mapping[str, Any] = {
     "flag": "--platform",
     "action": "append",
-    "choices": ("cpu", "cuda", "rocm", "tpu"),
+    "choices": PLATFORMS,
     "help": "of savedmodel and stablehlo: a platform to lower for; default: all",
 }
-ORDERS: Mapping[str, Any] = {
+ORDER_OPTION: Mapping[str, Any] = {
     "type": int,
     "metavar": "N",
     "help": "of savedmodel and stablehlo: the order of derivatives",
 }
-LEVELS: Mapping[str, Any] = {
+LEVEL_OPTION: Mapping[str, Any] = {
     "type": int,
     "choices": (1, 4),
     "help": "of onnx and tflite: 1 for float32 products with quantized weights",

@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields
 from typing import Any, Literal, TypeVar
 
-from pax_export._foundations.check import as_named, as_strings, is_mapping
+from pax_export._foundations.check import as_named, as_strings, checked_choice, is_mapping
 from pax_export._foundations.errors import (
     InvalidArgumentError,
     InvalidArgumentTypeError,
     near_names,
 )
-from pax_export.export.artifact.formats import ExportOptions, Summarized
+from pax_export.export.artifact.formats import PLATFORMS, ExportOptions, Summarized
 from pax_export.export.artifact.report import DEFAULT
 from pax_export.export.tracing.programs import STATE_ELSEWHERE
 
@@ -91,7 +91,6 @@ def takes_options(writer: _Writer) -> _Writer:
 #: The line of a writer's docstring that stands for all of them.
 _POINTER = "    **options: those of every writer, `ExportOptions`."
 
-PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 _SOME_PLATFORMS = 'platforms=("cpu", "cuda")'
 
 
@@ -115,20 +114,6 @@ def signature_keys(methods: Mapping[str, Any] | None) -> list[str]:
     return list(as_named("methods", methods, what, write))
 
 
-def check_choice(
-    name: str, value: object, choices: Sequence[object], *, otherwise: str = ""
-) -> None:
-    comparable = isinstance(value, (str, int)) and value != 1
-    if not any(value is choice or (comparable and value == choice) for choice in choices):
-        raise InvalidArgumentError(
-            f"{name} has an unknown value.",
-            got=f"{name}={value!r}",
-            write=" or ".join(
-                [*(f"{name}={choice!r}" for choice in choices), *([otherwise] if otherwise else [])]
-            ),
-        )
-
-
 def check_state(state: object, *, updates: bool = False) -> None:
     """Refuses an unknown `state=`, and "update" of a format without variables."""
     if not updates and isinstance(state, str) and state == "update":
@@ -137,7 +122,8 @@ def check_state(state: object, *, updates: bool = False) -> None:
             got="state='update'",
             write=f"state='keep'; or {STATE_ELSEWHERE}",
         )
-    check_choice("state", state, ("frozen", "update", "keep") if updates else ("frozen", "keep"))
+    states = ("frozen", "update", "keep") if updates else ("frozen", "keep")
+    checked_choice(state, states, "state")
 
 
 def by_signature(name: str, value: object, keys: Sequence[str], several: bool) -> dict[str, Any]:

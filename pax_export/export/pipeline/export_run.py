@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
+from pax_export._foundations.check import checked_choice
 from pax_export._foundations.errors import InvalidArgumentTypeError, MissingPackageError
 from pax_export._foundations.files import directory as _directory
 from pax_export._foundations.files import overwrite_guard, single_file, stale_temporaries
@@ -27,7 +28,6 @@ from pax_export.export.artifact.card import write_card
 from pax_export.export.artifact.formats import Format
 from pax_export.export.artifact.own_exports import export_of_ours
 from pax_export.export.artifact.report import Report, Validated
-from pax_export.export.pipeline.arguments import check_choice
 from pax_export.export.validation.probes import SPARE, Budget
 
 #: A save that takes fewer seconds than this, and imports no runtime, is silent.
@@ -192,8 +192,8 @@ class ExportRun(Progress):
     ):
         more = ("variables",) if format.has_variables else ()
         ways = (True, False, "full", "process", *more)
-        check_choice("validate", validate, ways)
-        check_choice("overwrite", overwrite, (True, False))
+        checked_choice(validate, ways, "validate")
+        checked_choice(overwrite, (True, False), "overwrite")
         self.path = _directory.absolute(path)
         if format.plain_path:
             _directory.check_plain(self.path)

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from pax_export._foundations.check import checked_choice
 from pax_export._foundations.errors import (
     GradientMismatchError,
     InvalidArgumentError,
@@ -27,7 +28,7 @@ from pax_export._foundations.optional import find, install, is_installed
 from pax_export._foundations.tracebacks import hide_frames
 from pax_export.core import Module, label_modules, named_modules, traced_anew
 from pax_export.export.artifact.report import Report, is_tested
-from pax_export.export.pipeline.arguments import Request, check_choice, check_state
+from pax_export.export.pipeline.arguments import Request, check_state
 from pax_export.export.pipeline.bisect import Divergence, bisect, bisect_calls
 from pax_export.export.pipeline.export_run import ExportRun, scratch_place
 from pax_export.export.pipeline.format_exporter import Contents, FormatExporter
@@ -58,7 +59,7 @@ _FEW = 8
 def run_export(exporter: FormatExporter, request: Request) -> Report:
     """Makes one export, atomically; raises a subclass of PaxError."""
     check_state(request.state, updates=exporter.updates_state)
-    check_choice("outputs", request.outputs, ("float32", "model"))
+    checked_choice(request.outputs, ("float32", "model"), "outputs")
     if not (request.quantization is None or hasattr(request.quantization, "summary")):
         raise InvalidArgumentTypeError(
             "quantization: expected the report of pax.quantize.",

@@ -1,7 +1,4 @@
-"""Exportable: a model as named leaves and functions of their values.
-
-The only file of the exporter that depends on `Module`.
-"""
+"""Exportable: a model as named leaves and functions of their values."""
 
 from __future__ import annotations
 

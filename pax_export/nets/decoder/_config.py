@@ -227,11 +227,6 @@ class DecoderConfig:
         """Returns the kind of a layer by its number."""
         return self.kinds[layer % len(self.kinds)]
 
-    @property
-    def is_windowed(self) -> bool:
-        """Whether any layer has a window."""
-        return any(kind.window is not None for kind in self.kinds)
-
 
 _SIZES = (
     "vocab_size", "dim", "num_layers", "num_heads", "num_kv_heads", "head_size", "hidden_dim",

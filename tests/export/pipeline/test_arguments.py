@@ -69,7 +69,7 @@ def test_what_some_exporters_take(tmp_path, argument, value, export, write):
 
 @pytest.mark.parametrize("format", EXPORTERS)
 def test_an_unknown_level_of_validation(tmp_path, format):
-    with refusals.refused(InvalidArgumentError, "validate='full'"):
+    with refusals.refused(InvalidArgumentError, "'full'", where="validate"):
         EXPORTERS[format](MODEL, tmp_path / "model", spec("batch, 3"), validate="quick")
 
 

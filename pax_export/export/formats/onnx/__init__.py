@@ -1,6 +1,6 @@
 """ONNX files, and folders for browsers with them."""
 
-from pax_export.export.artifact.formats import LEVELS, Format
+from pax_export.export.artifact.formats import LEVEL_OPTION, Format
 
 ONNX = Format(
     name="onnx",
@@ -15,7 +15,7 @@ ONNX = Format(
     not_in_numpy=("bfloat16", "float8_e4m3fn", "float8_e5m2"),
     options={
         "opset": {"type": int, "metavar": "N", "help": "of onnx: the version of its operators"},
-        "accuracy_level": LEVELS,
+        "accuracy_level": LEVEL_OPTION,
         "external_data": {
             "action": "store_const",
             "const": True,

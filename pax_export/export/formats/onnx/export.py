@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, Unpack
 
 import numpy as np
 
-from pax_export._foundations.check import checked_integer
+from pax_export._foundations.check import checked_choice, checked_integer
 from pax_export._foundations.errors import (
     InvalidArgumentError,
     UnsupportedOperationError,
@@ -36,7 +36,7 @@ from pax_export.export.formats.onnx import runtimes as other_runtimes
 from pax_export.export.formats.onnx.model import OnnxOptions, converted, with_names_of_their_own
 from pax_export.export.formats.onnx.run import opened
 from pax_export.export.lowering.lowered_model import signature_info
-from pax_export.export.pipeline.arguments import ExportOptions, Request, check_choice, takes_options
+from pax_export.export.pipeline.arguments import ExportOptions, Request, takes_options
 from pax_export.export.pipeline.export_run import ExportRun
 from pax_export.export.pipeline.format_exporter import (
     FormatExporter,
@@ -124,7 +124,7 @@ def to_onnx(
 
     """
     checked_integer(opset, "opset", 1, what="An opset", write=f"opset={OPSET}")
-    check_choice("accuracy_level", accuracy_level, (1, 4))
+    checked_choice(accuracy_level, (1, 4), "accuracy_level")
     if opset < _OLDEST:
         raise UnsupportedOperationError(
             f"Models are written for opset {_OLDEST} and newer ones.",
@@ -149,7 +149,7 @@ def to_onnx(
     names = (runtimes,) if isinstance(runtimes, str) else tuple(runtimes)
     others = tuple(name for name in names if name != "onnxruntime")  # which is asked anyway
     for name in others:
-        check_choice("runtimes", name, ("onnxruntime", *other_runtimes.NAMES))
+        checked_choice(name, ("onnxruntime", *other_runtimes.NAMES), "runtimes")
     if others and request.validate in (False, "process"):
         raise InvalidArgumentError(
             "Other runtimes require the default validation.",

@@ -1,6 +1,11 @@
 """SavedModels."""
 
-from pax_export.export.artifact.formats import ORDERS, PLATFORMS, WARMUP_REQUESTS, Format
+from pax_export.export.artifact.formats import (
+    ORDER_OPTION,
+    PLATFORM_OPTION,
+    WARMUP_REQUESTS,
+    Format,
+)
 
 SAVED_MODEL = Format(
     name="saved_model",
@@ -17,12 +22,12 @@ SAVED_MODEL = Format(
             "const": True,
             "help": "of savedmodel: make parameters trainable variables with gradients",
         },
-        "platforms": PLATFORMS,
+        "platforms": PLATFORM_OPTION,
         "consumer": {
             "metavar": '"tensorflow>=2.17"',
             "help": "of savedmodel: the oldest TensorFlow that must run it",
         },
-        "vjp_order": ORDERS,
+        "vjp_order": ORDER_OPTION,
         "operations": {
             "choices": ("tensorflow", "xla"),
             "help": "of savedmodel: TensorFlow's own, which tensorflow_model_server runs as it "

@@ -11,6 +11,7 @@ from typing import Any, Literal, Unpack
 
 import jax
 
+from pax_export._foundations.check import checked_choice
 from pax_export._foundations.errors import (
     GradientMismatchError,
     InvalidArgumentError,
@@ -21,6 +22,7 @@ from pax_export._foundations.errors import (
 from pax_export._foundations.optional import find
 from pax_export._foundations.types import PyTree
 from pax_export.export.artifact import compatibility
+from pax_export.export.artifact.formats import PLATFORMS
 from pax_export.export.artifact.loading import write_sums
 from pax_export.export.artifact.report import SERVED, Report, package_versions
 from pax_export.export.formats.saved_model import SAVED_MODEL, warmup, writer
@@ -36,10 +38,8 @@ from pax_export.export.lowering.lowered_model import (
     vjp_orders,
 )
 from pax_export.export.pipeline.arguments import (
-    PLATFORMS,
     ExportOptions,
     Request,
-    check_choice,
     checked_platforms,
     takes_options,
 )
@@ -153,7 +153,7 @@ def to_saved_model(
 
     """
     platforms = checked_platforms(platforms)
-    check_choice("operations", operations, ("tensorflow", "xla", None))
+    checked_choice(operations, ("tensorflow", "xla", None), "operations")
     if operations == "tensorflow" and platforms == ("tpu",):
         raise InvalidArgumentError(
             "TensorFlow has no kernels for TPUs, which run what XLA compiles.",

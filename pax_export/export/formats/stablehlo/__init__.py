@@ -1,6 +1,6 @@
 """StableHLO bundles."""
 
-from pax_export.export.artifact.formats import ORDERS, PLATFORMS, Format
+from pax_export.export.artifact.formats import ORDER_OPTION, PLATFORM_OPTION, Format
 
 STABLEHLO = Format(
     name="stablehlo",
@@ -12,8 +12,8 @@ STABLEHLO = Format(
     check="pax_export.export.formats.stablehlo.files:check",
     options={
         "weights": {"choices": ("arguments", "constants"), "help": "of stablehlo"},
-        "platforms": PLATFORMS,
-        "vjp_order": ORDERS,
+        "platforms": PLATFORM_OPTION,
+        "vjp_order": ORDER_OPTION,
     },
     run_imports=("jax", "pax_export"),
     files=("weights.safetensors", "*.jax_export", "*.mlirbc", "*.mlir"),

@@ -10,10 +10,11 @@ from typing import Any, Literal, Unpack
 
 import jax
 
-from pax_export._foundations.check import checked_integer
+from pax_export._foundations.check import checked_choice, checked_integer
 from pax_export._foundations.errors import InvalidArgumentError
 from pax_export._foundations.files import checksums
 from pax_export._foundations.types import PyTree
+from pax_export.export.artifact.formats import PLATFORMS
 from pax_export.export.artifact.report import REPORT_FILE, Report, package_versions
 from pax_export.export.formats.stablehlo import STABLEHLO, files, functions
 from pax_export.export.formats.stablehlo.exported import (
@@ -23,10 +24,8 @@ from pax_export.export.formats.stablehlo.exported import (
     runs_on_all,
 )
 from pax_export.export.pipeline.arguments import (
-    PLATFORMS,
     ExportOptions,
     Request,
-    check_choice,
     checked_platforms,
     takes_options,
 )
@@ -91,7 +90,7 @@ def to_stablehlo(
         [[2.0, 2.0, 2.0]]
     """
     request = Request.of(to_stablehlo, model, path, inputs, **options)
-    check_choice("weights", weights, ("arguments", "constants"))
+    checked_choice(weights, ("arguments", "constants"), "weights")
     checked_integer(vjp_order, "vjp_order", 0, what="vjp_order", write="vjp_order=1")
     if request.state == "update" and weights == "constants":
         raise InvalidArgumentError(

@@ -1,6 +1,6 @@
 """TFLite files."""
 
-from pax_export.export.artifact.formats import LEVELS, Format
+from pax_export.export.artifact.formats import LEVEL_OPTION, Format
 
 TFLITE = Format(
     name="tflite",
@@ -16,6 +16,6 @@ TFLITE = Format(
             "choices": ("float16", "dynamic"),
             "help": "of tflite: weights with fewer bits",
         },
-        "accuracy_level": LEVELS,
+        "accuracy_level": LEVEL_OPTION,
     },
 )

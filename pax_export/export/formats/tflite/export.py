@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Unpack
 
+from pax_export._foundations.check import checked_choice
 from pax_export._foundations.errors import UnsupportedOperationError
 from pax_export._foundations.files import checksums
 from pax_export._foundations.optional import find, require
@@ -31,7 +32,7 @@ from pax_export.export.formats.tflite.builder.integers import (
 from pax_export.export.formats.tflite.graph import Weights, make_signature
 from pax_export.export.formats.tflite.run import opened, run
 from pax_export.export.lowering.lowered_model import signature_info
-from pax_export.export.pipeline.arguments import ExportOptions, Request, check_choice, takes_options
+from pax_export.export.pipeline.arguments import ExportOptions, Request, takes_options
 from pax_export.export.pipeline.export_run import ExportRun
 from pax_export.export.pipeline.format_exporter import (
     FormatExporter,
@@ -110,8 +111,8 @@ def to_tflite(
 
     """
     int8 = 'for int8 the net that pax.quantize(net, [x], activations="static") returns'
-    check_choice("quantize", quantize, (None, "float16", "dynamic"), otherwise=int8)
-    check_choice("accuracy_level", accuracy_level, (1, 4))
+    checked_choice(quantize, (None, "float16", "dynamic"), "quantize", otherwise=int8)
+    checked_choice(accuracy_level, (1, 4), "accuracy_level")
     request = Request.of(to_tflite, model, path, inputs, **options)
     wanted = TfliteOptions(quantize, fold=fold, exact=exact, accuracy_level=accuracy_level)
     return run_export(_TfliteExporter(wanted, request.calls(request.keys)), request)

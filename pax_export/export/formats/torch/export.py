@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
+from pax_export._foundations.check import checked_choice
 from pax_export._foundations.errors import (
     ExportPathError,
     MissingPackageError,
@@ -34,7 +35,6 @@ from pax_export.export.lowering.variables import Store
 from pax_export.export.pipeline.arguments import (
     ExportOptions,
     Request,
-    check_choice,
     check_state,
     takes_options,
 )
@@ -159,7 +159,7 @@ def as_torch(
         ...     assert sorted(net.state_dict()) == ["bias", "weight"]
     """
     check_state(state, updates=True)
-    check_choice("validate", validate, (True, False, "full"))
+    checked_choice(validate, (True, False, "full"), "validate")
     request = Request(
         model, "", inputs, kwargs=kwargs, methods=methods, constraints=constraints, state=state,
         outputs=outputs, validate=validate, examples=examples,

@@ -339,7 +339,7 @@ def test_validation_in_a_fresh_process(tmp_path):
     [
         ({"vjp_order": -1}, "vjp_order must be"),
         ({"vjp_order": True}, "vjp_order must be"),
-        ({"weights": "inside"}, "weights has an unknown value"),
+        ({"weights": "inside"}, "unknown value"),
         ({"weights": "constants", "state": "update"}, "cannot take new state"),
         ({"platforms": "abacus"}, "platforms: expected"),
         ({"inputs": None}, "inputs of this model must be described"),

@@ -95,7 +95,7 @@ def test_validation_in_a_process_without_jax(tmp_path):
 
 def test_refusals(tmp_path):
     model = (affine_params(), affine)
-    with pytest.raises(errors.InvalidArgumentError, match="quantize has an unknown value"):
+    with pytest.raises(errors.InvalidArgumentError, match="unknown value"):
         to_tflite(model, tmp_path / "m.tflite", spec("2, 3"), quantize="int4")
     with pytest.raises(errors.InvalidArgumentError, match=r'quantize\(.*activations="static"\)'):
         to_tflite(model, tmp_path / "m.tflite", spec("2, 3"), quantize="int8")
