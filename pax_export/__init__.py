@@ -39,8 +39,7 @@ if TYPE_CHECKING or is_installed("jax"):
     from pax_export.core import unfreeze_parameters as unfreeze_parameters
     from pax_export.core import update_parameters as update_parameters
 
-# Names loaded on first use, for type checkers and editors. `_ROOMS` and `_NAMES` below list the
-# same for Python; a test compares them.
+# Names loaded on first use, for type checkers and editors; `_HOMES` below reads them here.
 if TYPE_CHECKING:
     from pax_export import adapters as adapters
     from pax_export import checkpoint as checkpoint
@@ -80,34 +79,17 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0.dev0"
 
-# Rooms that load on first use, as attributes of the package or by their names: a program pays
-# for what it uses.  `core` is imported eagerly; `cli` is not for programs.
-_PUBLIC_ROOMS = frozenset(
-    "adapters checkpoint debug errors experimental export generation inspection nets optim "
-    "precision quantization sharding transforms utils weights".split()
-)
-_ROOMS = _PUBLIC_ROOMS | set("compat flattener graph lazy nn opax".split())
-# Names that the package takes from a room.
-_NAMES = {
-    "compat": "install_as_pax",
-    "core": "Declared EmptyNode Module ParameterModule Selection StateModule "
-    "assert_structure_equal enable_eval_mode enable_train_mode freeze_parameters module_and_value "
-    "next_rng_key parameters_method pure purecall seed_rng_key select_parameters "
-    "unfreeze_parameters update_parameters",
-    "generation": "generate",
-    "inspection": "inspect",
-    "optim": "build_update_fn",
-    "precision": "apply_mp_policy unwrap_mp_policy",
-    "quantization": "quantize",
-    "transforms": "grad value_and_grad",
-    "utils": "scan",
-    "weights": "load_weights save_weights",
+# Rooms load on first use, as attributes of the package or by their names: a program pays for what
+# it uses.  `core` is imported eagerly; `cli` is not for programs.
+_SOURCE = (pkgutil.get_data(__name__, "__init__.py") or b"").decode()
+_ROOMS = frozenset(re.findall(r"from pax_export import (\w+) as", _SOURCE))
+_PUBLIC_ROOMS = _ROOMS - set("compat flattener graph lazy nn opax".split())
+_HOMES = {
+    name: room for room, name in re.findall(r"from pax_export\.(\w+) import (\w+) as", _SOURCE)
 }
 # All of `nn`: the list in its file, which is not imported for it.
-_NAMES["nn"] = " ".join(
-    re.findall(r'"(\w+)"', (pkgutil.get_data(__name__, "nn/__init__.py") or b"").decode())
-)
-_HOMES = {name: room for room, names in _NAMES.items() for name in names.split()}
+_NN = (pkgutil.get_data(__name__, "nn/__init__.py") or b"").decode()
+_HOMES |= dict.fromkeys(re.findall(r'"(\w+)"', _NN), "nn")
 # Python gives up where one thread loads a room that waits for a part of another one, which a second
 # thread loads.
 _LOADING = threading.RLock()

@@ -49,7 +49,7 @@ def process(program, *arguments):
     return printed(program, *arguments).split()
 
 
-def test_type_checkers_see_what_the_table_says():
+def test_every_import_for_type_checkers_is_a_name():
     assert {name for name, room in ON_FIRST_USE.items() if not room} == pax._ROOMS
     assert AT_ONCE | {name: room for name, room in ON_FIRST_USE.items() if room} == pax._HOMES
     assert set(AT_ONCE.values()) == {"core"}

@@ -69,10 +69,10 @@ def install(extra: str) -> str:
         >>> install("stablehlo")
         'python -m pip install "safetensors>=0.7" "zlib-ng>=0.5" "flatbuffers>=24.3.25"'
     """
-    return " ".join(("python -m pip install", *(f'"{each}"' for each in packages(extra))))
+    return " ".join(("python -m pip install", *(f'"{each}"' for each in packages_of(extra))))
 
 
-def packages(extra: str) -> list[str]:
+def packages_of(extra: str) -> list[str]:
     """The packages of an extra, those of the extras that it names included; pip knows them.
 
     Under "all" they are those that every installation has.
@@ -87,5 +87,5 @@ def packages(extra: str) -> list[str]:
             continue
         others = re.fullmatch(r"pax-export\[(.*)\]", requirement)
         of_others = others[1].split(",") if others else []
-        found += [each for other in of_others for each in packages(other)] or [requirement]
+        found += [each for other in of_others for each in packages_of(other)] or [requirement]
     return found

@@ -9,6 +9,8 @@ Example:
 from __future__ import annotations
 
 import importlib
+import pkgutil
+import re
 from typing import TYPE_CHECKING, Any
 
 from pax_export._foundations.optional import require
@@ -32,29 +34,15 @@ if TYPE_CHECKING:
     from pax_export.export.retargeting.retarget import RetargetReport, retarget
     from pax_export.export.tracing.spec import spec
 
-# Loaded when first used: a program pays for the formats that it writes, and a process that
-# serves an export may not have jax: it loads SavedModels only.
-_WITHOUT_JAX = {
-    "ExportOptions": "artifact.formats",
-    "LoadedModel": "formats.saved_model.load",
-    "Report": "artifact.report",
-    "load": "artifact.loading",
+# Names are loaded when first used, from where they are imported above: a program pays for the
+# formats that it writes, and a process that serves an export may not have jax.
+_SOURCE = (pkgutil.get_data(__name__, "__init__.py") or b"").decode()
+_HOMES = {
+    name: home
+    for home, names in re.findall(r"from (pax_export\.export[.\w]*) import (.+)", _SOURCE)
+    for name in names.split(", ")
 }
-_HOMES = _WITHOUT_JAX | {
-    "ExportManager": "orbax",
-    "JaxModule": "orbax",
-    "LoadedBundle": "formats.stablehlo.bundle",
-    "LoadedFile": "formats.loaded_file",
-    "RetargetReport": "retargeting.retarget",
-    "ServingConfig": "orbax",
-    "as_torch": "formats.torch.export",
-    "renew": "formats.stablehlo.files",
-    "retarget": "retargeting.retarget",
-    "spec": "tracing.spec",
-}
-
-#: Public names that are modules.
-_PACKAGES = ("formats", "orbax", "symbolic_numpy")
+_WITHOUT_JAX = ("ExportOptions", "LoadedModel", "Report", "load")
 
 __all__ = [
     "ExportManager",
@@ -85,23 +73,23 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     home = _HOMES.get(name) or _home_of_writer(name)
-    if not home and name not in _PACKAGES:
+    if not home:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name not in _WITHOUT_JAX:
         require("jax", "all", f"pax_export.export.{name}")
-    room = importlib.import_module(f"{__name__}.{home or name}")
-    value = room if name in _PACKAGES else getattr(room, name)
+    if home == __name__:
+        return importlib.import_module(f"{home}.{name}")
+    value = getattr(importlib.import_module(home), name)
     globals()[name] = value  # so that this function is not asked again
     return value
 
 
 def _home_of_writer(name: str) -> str:
-    """The module of ``to_…``, which the row of its format has."""
+    """The module of ``to_…`` of a format that is in no list, which its row has."""
     if not name.startswith("to_"):
         return ""
     rows = importlib.import_module(f"{__name__}.artifact.formats").own_formats().values()
-    homes = (row.export.partition(":")[0] for row in rows if row.exporter == name)
-    return next(homes, "").removeprefix(f"{__name__}.")
+    return next((row.export.partition(":")[0] for row in rows if row.exporter == name), "")
 
 
 def __dir__() -> list[str]:

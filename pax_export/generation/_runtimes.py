@@ -32,7 +32,7 @@ from pax_export._foundations.errors import (
 )
 from pax_export._foundations.files import directory, overwrite_guard, single_file, stale_temporaries
 from pax_export._foundations.files.paths import as_path, read_small_file
-from pax_export._foundations.optional import install, is_installed, packages
+from pax_export._foundations.optional import install, is_installed, packages_of
 from pax_export._foundations.types import Array
 from pax_export.core import enable_eval_mode, named_leaves
 from pax_export.export.artifact.report import (
@@ -217,7 +217,7 @@ def _report(job: Job, details: Mapping[str, Any]) -> Report:
 
 
 def _distributions(runtime: Runtime) -> list[str]:
-    return [each.split(">=")[0] for each in packages(runtime.extra)]
+    return [each.split(">=")[0] for each in packages_of(runtime.extra)]
 
 
 # --- refusals ---------------------------------------------------------------------------------

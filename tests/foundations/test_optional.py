@@ -6,13 +6,13 @@ from importlib import metadata
 
 import pytest
 
-from pax_export._foundations.optional import find, install, packages, require
+from pax_export._foundations.optional import find, install, packages_of, require
 from pax_export.errors import MissingPackageError
 
 
 def test_packages_are_those_of_the_extra_and_of_those_that_it_names():
-    assert packages("onnx") == ["onnx>=1.20", "onnxruntime>=1.24"]
-    assert packages("genai") == [*packages("onnx"), "onnxruntime-genai>=0.18"]
+    assert packages_of("onnx") == ["onnx>=1.20", "onnxruntime>=1.24"]
+    assert packages_of("genai") == [*packages_of("onnx"), "onnxruntime-genai>=0.18"]
 
 
 def test_sources_alone_name_the_extra(monkeypatch):

@@ -148,7 +148,7 @@ def test_where_a_rule_is_wrong_xla_compiles_all(wrong, tmp_path, monkeypatch):
 def test_refusals(tmp_path):
     with pytest.raises(InvalidArgumentError) as refused:
         to_saved_model(lambda x: x, tmp_path / "m", spec("3"), operations="tensorfow")
-    assert refused.value.got == "operations='tensorfow'"
+    assert (refused.value.where, refused.value.got) == ("operations", "'tensorfow'")
     with pytest.raises(InvalidArgumentError) as refused:
         _exported(lambda x: x, tmp_path / "m", spec("3"), platforms="tpu")
     assert refused.value.got == "operations='tensorflow', platforms=('tpu',)"
