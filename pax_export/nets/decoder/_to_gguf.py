@@ -10,7 +10,7 @@ import numpy as np
 from pax_export._foundations.errors import InvalidArgumentError
 from pax_export.nets.decoder._config import DecoderConfig
 from pax_export.nets.decoder._fields import BIASES, OPTIONAL
-from pax_export.nets.decoder._gguf import GGUF_NAMES, LAYER_NORM_GGUF_NAMES, LAYER_NORMS
+from pax_export.nets.decoder._gguf import GGUF, GGUF_NAMES, LAYER_NORM_GGUF_NAMES, LAYER_NORMS
 from pax_export.nets.decoder._hf import YARN_BETAS
 from pax_export.nets.decoder._names import ROTARY_TENSORS
 from pax_export.nets.decoder._to_hf import check_same, no_such_net_error
@@ -18,10 +18,6 @@ from pax_export.nn import RotaryScaling, rotary_frequencies
 
 #: The architectures of llama.cpp, by our families where another one has the same net.
 _NAMES = {"mistral": "llama"}
-_KNOWN = (
-    "llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "phi3", "smollm3", "granite", "olmo2",
-    "starcoder2", "gpt2",
-)  # fmt: skip
 TITLE = "llama.cpp"
 
 
@@ -69,7 +65,7 @@ def gguf_metadata(config: DecoderConfig, where: str) -> dict[str, Any]:
     Raises:
         InvalidArgumentError: llama.cpp has no such architecture.
     """
-    if config.family not in _KNOWN:
+    if config.family not in GGUF:
         raise no_such_net_error(config, TITLE, where, "")
     fields = {"general.architecture": config.family}
     own = {f"{config.family}.{name}": value for name, value in _gguf_keys(config).items()}
