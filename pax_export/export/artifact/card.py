@@ -63,7 +63,7 @@ def page(report: Report, name: str | None, drawing: str = "") -> str:
             f"<h2>How it was tested</h2>\n<p>{escape(_describe_test(report))}</p>\n",
             *_certified_lines(report),
             "<h2>Calls to copy</h2>\n",
-            *(f"<h3>{escape(t)}</h3>\n<pre>{escape(s)}</pre>\n" for t, s in of(report, name)),
+            *(f"<h3>{escape(t)}</h3>\n<pre>{escape(s)}</pre>\n" for t, s in snippets(report, name)),
             f"<h2>Drawing</h2>\n{_BEGIN}{_OPEN}{drawing}{_CLOSE}{_END}" if drawing else "",
             *_array_table(report.variables),
             "</body></html>\n",
@@ -149,7 +149,7 @@ _OF_NUMPY = frozenset(
 )
 
 
-def of(report: Report, name: str | None) -> Iterator[tuple[str, str]]:
+def snippets(report: Report, name: str | None) -> Iterator[tuple[str, str]]:
     """The title and the text of each; ``name`` is that of a file, None for a folder."""
     path = name or _HERE
     for key, info in report.signatures.items():
