@@ -51,11 +51,11 @@ def near_names(name: str, names: Iterable[str], count: int = 1) -> list[str]:
     """
     parts = name.count(".") + 1
     found = []
-    for place, other in enumerate(names):
+    for index, other in enumerate(names):
         end = ".".join(other.split(".")[-parts:])
         likeness = max(_name_similarity(name, each) for each in {other, end})
         if likeness >= _ALIKE:
-            found.append((-likeness, place, other))
+            found.append((-likeness, index, other))
     return [other for _, _, other in sorted(found)[:count]]
 
 

@@ -88,8 +88,8 @@ class Capture:
             tuple of values; in a `scan` the values of all steps are stacked along a first axis, in
             a `while` they are those of the last iteration.
         """
-        output, taken, trees = self._run_captured(args, kwargs, {})
-        return output, {path: _value(path, trees[path], taken) for path in trees}
+        output, captured, trees = self._run_captured(args, kwargs, {})
+        return output, {path: _value(path, trees[path], captured) for path in trees}
 
     def gradients(
         self, loss: Callable[[Any], Any], *args: object, **kwargs: object
@@ -150,15 +150,15 @@ class Capture:
         return jax.tree_util.tree_unflatten(structures[-1], flat), harvest.taken, marks.trees
 
 
-def _value(path: str, tree: TreeDef, taken: Mapping[str, Any]) -> Any:
+def _value(path: str, tree: TreeDef, captured: Mapping[str, Any]) -> Any:
     """The output of a module; a tuple for several calls."""
-    flat = [taken.get(f"{path} {number}", [None]) for number in range(tree.num_leaves)]
+    flat = [captured.get(f"{path} {number}", [None]) for number in range(tree.num_leaves)]
     calls = [jax.tree_util.tree_unflatten(tree, list(each)) for each in zip(*flat)]
     return calls[0] if len(calls) == 1 else tuple(calls)
 
 
-def _has_value(path: str, taken: Mapping[str, Any]) -> bool:
-    return any(name.rpartition(" ")[0] == path for name in taken)
+def _has_value(path: str, captured: Mapping[str, Any]) -> bool:
+    return any(name.rpartition(" ")[0] == path for name in captured)
 
 
 def capture(net: Module, paths: Selector = ...) -> Capture:
@@ -228,17 +228,17 @@ class Harvest:
         """Evaluates a program; its results."""
         return interpret(program, arguments, self._operate_equation)
 
-    def _operate_equation(self, equation: Equation, given: list[Any]) -> Sequence[Any] | None:
+    def _operate_equation(self, equation: Equation, operands: list[Any]) -> Sequence[Any] | None:
         name = equation.primitive.name
         mark = _mark_name(equation)
         if mark is not None:
-            return [self._take_value(mark, given[0])]
+            return [self._take_value(mark, operands[0])]
         if next(_mark_names(equation), None) is None:
-            return bind_equation(equation, given)
+            return bind_equation(equation, operands)
         if called_program(equation) is not None and not has_own_derivative(equation):
             return None
         if name in _LOOPS:
-            return _LOOPS[name](self, equation, given)
+            return _LOOPS[name](self, equation, operands)
         raise UnsupportedOperationError(
             "A value cannot be taken out of this operation.",
             where=", ".join(sorted(set(_mark_names(equation)))),
@@ -247,9 +247,9 @@ class Harvest:
         )
 
     def _take_value(self, name: str, value: jax.Array) -> Any:
-        place = len(self.taken.setdefault(name, []))
+        index = len(self.taken.setdefault(name, []))
         if name in self.added:
-            value = value + self.added[name][place]
+            value = value + self.added[name][index]
         self.taken[name].append(value)
         return value
 
@@ -270,10 +270,10 @@ class Harvest:
 
     # --- loops and branches -----------------------------------------------------
 
-    def _harvest_scan(self, equation: Equation, given: list[Any]) -> list[Any]:
+    def _harvest_scan(self, equation: Equation, operands: list[Any]) -> list[Any]:
         """The values of all rounds, stacked on a first axis."""
         params = equation.params
-        fixed, start, inputs = scan_operands(params, given)
+        fixed, start, inputs = scan_operands(params, operands)
         carried = len(start)
         added = self._added_within(equation)
 
@@ -283,7 +283,7 @@ class Harvest:
             outputs = inner.run(params["jaxpr"], [*fixed, *carry, *values])
             return outputs[:carried], (outputs[carried:], inner.taken)
 
-        carry, (outputs, taken) = jax.lax.scan(
+        carry, (outputs, captured) = jax.lax.scan(
             body,
             start,
             (inputs, added),
@@ -291,15 +291,15 @@ class Harvest:
             reverse=params["reverse"],
             unroll=params["unroll"],
         )
-        self._extend_taken(taken)
+        self._extend_taken(captured)
         return [*carry, *outputs]
 
-    def _harvest_while(self, equation: Equation, given: list[Any]) -> list[Any]:
+    def _harvest_while(self, equation: Equation, operands: list[Any]) -> list[Any]:
         """Returns the values of the last iteration; zeros if there is none."""
         params = equation.params
         of_test, of_body = params["cond_nconsts"], params["body_nconsts"]
-        test, fixed = given[:of_test], given[of_test : of_test + of_body]
-        start = given[of_test + of_body :]
+        test, fixed = operands[:of_test], operands[of_test : of_test + of_body]
+        start = operands[of_test + of_body :]
         self._refuse_added(equation)
 
         def body(state: tuple[list[jax.Array], Any]) -> Any:
@@ -308,23 +308,23 @@ class Harvest:
 
         shapes = jax.eval_shape(lambda: body((list(start), None)))[1]
         zeros = jax.tree_util.tree_map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-        outputs, taken = jax.lax.while_loop(
+        outputs, captured = jax.lax.while_loop(
             lambda state: Harvest().run(params["cond_jaxpr"], [*test, *state[0]])[0],
             body,
             (list(start), zeros),
         )
-        self._extend_taken(taken)
+        self._extend_taken(captured)
         return outputs
 
-    def _harvest_cond(self, equation: Equation, given: list[Any]) -> list[Any]:
+    def _harvest_cond(self, equation: Equation, operands: list[Any]) -> list[Any]:
         """The values of the branch that runs, and zeros for the other branches."""
         self._refuse_added(equation)
-        index, *operands = given
+        index, *arguments = operands
         branches = equation.params["branches"]
 
         def harvested(branch: TracedProgram) -> tuple[list[Any], Values]:
             inner = Harvest()
-            return inner.run(branch, operands), inner.taken
+            return inner.run(branch, arguments), inner.taken
 
         shapes: Values = {}
         for branch in branches:
@@ -334,17 +334,20 @@ class Harvest:
 
         def run(branch: TracedProgram) -> Any:
             def call(_: None) -> Any:
-                outputs, taken = harvested(branch)
+                outputs, captured = harvested(branch)
                 filled = {
-                    name: [*taken.get(name, ()), *map(_zeros, values[len(taken.get(name, ())) :])]
+                    name: [
+                        *captured.get(name, ()),
+                        *map(_zeros, values[len(captured.get(name, ())) :]),
+                    ]
                     for name, values in shapes.items()
                 }
                 return outputs, filled
 
             return call
 
-        outputs, taken = jax.lax.switch(index, [run(branch) for branch in branches], None)
-        self._extend_taken(taken)
+        outputs, captured = jax.lax.switch(index, [run(branch) for branch in branches], None)
+        self._extend_taken(captured)
         return outputs
 
     def _refuse_added(self, equation: Equation) -> None:

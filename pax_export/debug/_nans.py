@@ -142,15 +142,15 @@ class FunctionCall:
         leaves, self.tree = jax.tree_util.tree_flatten((args, kwargs))
         self.count = len(leaves)
         self.places = [n for n, leaf in enumerate(leaves) if is_data(leaf)]
-        self.data = [leaves[place] for place in self.places]
+        self.data = [leaves[index] for index in self.places]
         self.static = {n: leaf for n, leaf in enumerate(leaves) if not is_data(leaf)}
         self.key = self.tree, tuple((n, id(leaf)) for n, leaf in self.static.items())
 
     def arguments(self, data: list[Any]) -> tuple[tuple, dict[str, Any]]:
-        given = [self.static.get(n) for n in range(self.count)]
-        for place, value in zip(self.places, data):
-            given[place] = value
-        return jax.tree_util.tree_unflatten(self.tree, given)
+        leaves = [self.static.get(n) for n in range(self.count)]
+        for index, value in zip(self.places, data):
+            leaves[index] = value
+        return jax.tree_util.tree_unflatten(self.tree, leaves)
 
     def __call__(self, data: list[Any]) -> Any:
         args, kwargs = self.arguments(data)
@@ -227,12 +227,14 @@ def _judge_operation(
     results: Sequence[Any],
     explain: Explain,
 ) -> None:
-    given = [value for value in operands if is_inexact(value) and not jnp.isfinite(value).all()]
-    if given and not any(map(_has_nan, (*given, *results))):
+    non_finite = [
+        value for value in operands if is_inexact(value) and not jnp.isfinite(value).all()
+    ]
+    if non_finite and not any(map(_has_nan, (*non_finite, *results))):
         return  # unchanged infinities, such as those of a mask
     error = _of_the_function(explain) if operation.name in _JITS else None
-    if error is None and given:
-        error = argument_error(given[0], line_now())
+    if error is None and non_finite:
+        error = argument_error(non_finite[0], line_now())
     if error is None:
         program = jax.make_jaxpr(lambda *values: operation.bind(*values, **params))(*operands)
         error = operation_error(program, operands, line_now(), path_of_call())
@@ -347,20 +349,22 @@ def _text(value: ArrayLike) -> str:
 
 def _first_producer(program: TracedProgram, arguments: Sequence[Any], around: str) -> _Producer:
     """The operation that produced the non-finite values of the results."""
-    made: dict[Any, _Producer] = {}  # by variable
+    producers: dict[Any, _Producer] = {}  # by variable
 
     def operate(equation: Equation, operands: list[Any]) -> Sequence[Any]:
         results = bind_equation(equation, operands)
         path = path_in(equation, around)
-        made.update(dict.fromkeys(equation.outvars, _Producer(equation, path, operands, results)))
+        producers.update(
+            dict.fromkeys(equation.outvars, _Producer(equation, path, operands, results))
+        )
         return results
 
     outputs = zip(jaxpr_of(program).outvars, interpret(program, arguments, operate))
     atom, value = next((atom, value) for atom, value in outputs if is_bad(value))
-    found = None if is_literal(atom) else made.get(atom)
+    found = None if is_literal(atom) else producers.get(atom)
     if found is None:
         return _Producer(None, around, (), (value,))
-    while before := _bad_operand(found, made):
+    while before := _bad_operand(found, producers):
         found = before
     inside = _find_inside(found)
     if inside is None:
@@ -368,11 +372,11 @@ def _first_producer(program: TracedProgram, arguments: Sequence[Any], around: st
     return replace(inside, line=inside.line or line_of(found.equation))
 
 
-def _bad_operand(found: _Producer, made: dict[Any, _Producer]) -> _Producer | None:
+def _bad_operand(found: _Producer, producers: dict[Any, _Producer]) -> _Producer | None:
     """Returns the operation that produced a non-finite operand; None if all are finite."""
     operands = zip(found.equation.invars, found.operands)
     bad = (atom for atom, value in operands if not is_literal(atom) and is_bad(value))
-    return next((made[atom] for atom in bad if atom in made), None)
+    return next((producers[atom] for atom in bad if atom in producers), None)
 
 
 def _find_inside(found: _Producer) -> _Producer | None:
@@ -397,10 +401,10 @@ def _in_scan(params: Mapping[str, Any], operands: list[Any], path: str) -> _Prod
     run = jax.jit(lambda *values: call_with_constants(body, {}, values))
     order = range(params["length"])
     for number in reversed(order) if params["reverse"] else order:
-        given = [*fixed, *carry, *(each[number] for each in inputs)]
-        results = run(*given)
+        arguments = [*fixed, *carry, *(each[number] for each in inputs)]
+        results = run(*arguments)
         if any(map(is_bad, results)):
-            found = _first_producer(body, given, path)
+            found = _first_producer(body, arguments, path)
             return replace(found, rounds=(number, *found.rounds))
         carry = results[: len(carry)]
     return None

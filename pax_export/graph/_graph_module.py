@@ -229,10 +229,10 @@ def _sources(step: Step, joins: dict[int, tuple[int, ...]], names: Sequence[str]
     def listed(numbers: Sequence[int]) -> str:
         return ", ".join(map(name, numbers))
 
-    taken = step.inputs
-    if step.spread and len(taken) == 1 and taken[0] in joins:
-        taken = joins[taken[0]]
-    return listed(taken) if step.spread or len(taken) == 1 else f"({listed(taken)})"
+    inputs = step.inputs
+    if step.spread and len(inputs) == 1 and inputs[0] in joins:
+        inputs = joins[inputs[0]]
+    return listed(inputs) if step.spread or len(inputs) == 1 else f"({listed(inputs)})"
 
 
 def _joining_steps(program: Program, modules: Sequence[Any]) -> dict[int, tuple[int, ...]]:

@@ -38,24 +38,24 @@ def recognize_card(path: Path) -> Belongs | None:
 
 def check_card(path: Path) -> None:
     """Raises an ExportPathError if the card of a file would replace anything but an empty file."""
-    place = card_of_file(path)
-    if not os.path.lexists(place) or recognize_card(place) is not None:
+    card = card_of_file(path)
+    if not os.path.lexists(card) or recognize_card(card) is not None:
         return
-    if place.is_file() and not place.is_symlink() and not place.stat().st_size:
+    if card.is_file() and not card.is_symlink() and not card.stat().st_size:
         return
     raise ExportPathError(
         "Another file is at the path of this export's card.",
-        where=str(place),
-        got=unusual_type(place) or "a file that is not a model card",
+        where=str(card),
+        got=unusual_type(card) or "a file that is not a model card",
         write="card=False (--no-card), or another path",
     )
 
 
 def remove_card(path: Path) -> None:
     """Removes the card of a file that no longer exists."""
-    place = card_of_file(path)
-    if recognize_card(place) is not None:
-        place.unlink(missing_ok=True)
+    card = card_of_file(path)
+    if recognize_card(card) is not None:
+        card.unlink(missing_ok=True)
 
 
 # --- the path of a file's external data; its hash keeps exports to one path apart -----

@@ -95,7 +95,7 @@ def _by_path(tree: Node, text: str) -> tuple[Steps, ...]:
 @functools.lru_cache(maxsize=512)
 def _paths_fitting(treedef: TreeDef, text: str) -> tuple[Steps, ...]:
     pattern = path_pattern(text)
-    return tuple([place.steps for place in places_in(treedef, True) if pattern.fits(place.path)])
+    return tuple([entry.steps for entry in places_in(treedef, True) if pattern.fits(entry.path)])
 
 
 @functools.lru_cache(maxsize=512)
@@ -149,8 +149,8 @@ def wants_path(function: Callable[..., Any]) -> bool:
 
 def in_order(tree: Node, paths: Iterable[Steps]) -> tuple[Steps, ...]:
     """Places without repetition, in the order of the tree."""
-    places = places_in(jax.tree_util.tree_structure(tree), True)
-    order = {place.steps: number for number, place in enumerate(places)}
+    entries = places_in(jax.tree_util.tree_structure(tree), True)
+    order = {entry.steps: number for number, entry in enumerate(entries)}
 
     def key(steps: Steps) -> tuple[int, int]:
         # Static attributes come after the module that has them.
@@ -170,7 +170,7 @@ def _describe_selector(what: Selector) -> str:
 
 
 def _suggest_selector(tree: Node, what: Selector) -> str:
-    paths = [place.path for place in places_of(tree)]
+    paths = [entry.path for entry in places_of(tree)]
     if isinstance(what, str):
         better = better_path(what, [*paths, *_attributes_beside(tree, what)])
         return better or "a path of this net, which holds no modules and no arrays"

@@ -154,11 +154,11 @@ def rest_of(tree: Node, paths: Sequence[Steps]) -> tuple[Steps, ...]:
     chosen = frozenset(paths)
     around = {path[:n] for path in paths for n in range(len(path))}
     found: set[Steps] = set()
-    for place in places_of(tree):
-        steps = place.steps
+    for entry in places_of(tree):
+        steps = entry.steps
         if steps not in around and not at_or_below(steps, chosen) and not at_or_below(steps, found):
             found.add(steps)
-    return tuple([place.steps for place in places_of(tree) if place.steps in found])
+    return tuple([entry.steps for entry in places_of(tree) if entry.steps in found])
 
 
 # --- patterns of paths, such as encoder.layers.*.attention (docs/decisions/selections.md)
@@ -281,17 +281,17 @@ def _of_step(step: str, taking: bool = False) -> str:
         return r"([^.]+)" if taking else r"[^.]+"
     star = r"([^.]*)" if taking else r"[^.]*"
     parts: list[str] = []
-    place = 0
-    while place < len(step):
-        letter = step[place]
-        end = step.find("]", place + (3 if step[place + 1 : place + 2] == "!" else 2))
+    index = 0
+    while index < len(step):
+        letter = step[index]
+        end = step.find("]", index + (3 if step[index + 1 : index + 2] == "!" else 2))
         if letter == "[" and end > 0:
-            letters = re.escape(step[place + 1 : end]).replace(r"\-", "-")
+            letters = re.escape(step[index + 1 : end]).replace(r"\-", "-")
             parts.append(f"[^.{letters[1:]}]" if letters[:1] == "!" else f"[{letters}]")
-            place = end
+            index = end
         else:
             parts.append({"*": star, "?": r"[^.]"}.get(letter) or re.escape(letter))
-        place += 1
+        index += 1
     return "".join(parts)
 
 

@@ -68,15 +68,15 @@ def _frozen_targets(
     if () in paths:
         return ((),), []
     chosen = frozenset(paths)
-    meant = [place for place in places_of(tree) if at_or_below(place.steps, chosen)]
+    meant = [entry for entry in places_of(tree) if at_or_below(entry.steps, chosen)]
     if not meant:
         raise InvalidArgumentError(
             "The selected parts have no modules or arrays to freeze.",
             got=", ".join(path_or_root(dotted_path(steps)) for steps in paths),
             write="a selection of modules or arrays",
         )
-    modules = {place.steps for place in meant if place.cls is not None}
-    arrays = [place for place in meant if place.cls is None and place.owner not in modules]
+    modules = {entry.steps for entry in meant if entry.cls is not None}
+    arrays = [entry for entry in meant if entry.cls is None and entry.owner not in modules]
     return outermost_paths(list(modules)), _by_owner(arrays)
 
 
@@ -92,8 +92,8 @@ def _modes_around(tree: Node, modules: tuple[Steps, ...]) -> dict[Steps, bool | 
     """The mode of the module around each of these; the root has none around it."""
     if modules == ((),):
         return {(): None}
-    places = {place.steps: place for place in places_of(tree)}
-    return {steps: places[places[steps].owner].training for steps in modules}
+    entries = {entry.steps: entry for entry in places_of(tree)}
+    return {steps: entries[entries[steps].owner].training for steps in modules}
 
 
 def _unfreeze_alone(module: Node, training: bool | None) -> Any:

@@ -182,12 +182,12 @@ def fill_decoder(
         )  # fmt: skip
     with errors_in(source.where):
         shapes: Any = jax.eval_shape(lambda: cls(config, layers))
-    places = [_LeafSource(name, leaf, pieces, config) for name, leaf in named_leaves(shapes)]
-    used = {name for place in places for name in place.names(config.num_layers)}
+    leaf_sources = [_LeafSource(name, leaf, pieces, config) for name, leaf in named_leaves(shapes)]
+    used = {name for leaf_source in leaf_sources for name in leaf_source.names(config.num_layers)}
     if config.tied:  # some files have a tied embedding twice
         used.add(pieces["head.weight"].name)
-    _check_names(source, places, config, used)
-    leaves = [place.read(source, config.num_layers, dtype) for place in places]
+    _check_names(source, leaf_sources, config, used)
+    leaves = [leaf_source.read(source, config.num_layers, dtype) for leaf_source in leaf_sources]
     return tree_structure(shapes).unflatten(leaves)
 
 
@@ -253,17 +253,17 @@ def _as_leaf(array: np.ndarray, dtype: DTypeLike) -> jax.Array:
 
 
 def _check_names(
-    source: Source, places: list[_LeafSource], config: DecoderConfig, used: set
+    source: Source, leaf_sources: list[_LeafSource], config: DecoderConfig, used: set
 ) -> None:
     """Raises if arrays are missing, or if unused ones would change the function of the net."""
-    for place in places:
-        for name in place.names(config.num_layers):
+    for leaf_source in leaf_sources:
+        for name in leaf_source.names(config.num_layers):
             if name not in source.entries:
                 raise MissingWeightError(
                     "A tensor of the net is missing from the file.",
-                    where=f"{place.name}, in {source.where}",
+                    where=f"{leaf_source.name}, in {source.where}",
                     got=f"no {name!r} among {a_few(sorted(source.entries), 6)}",
-                    write=_advice_for(place.name),
+                    write=_advice_for(leaf_source.name),
                 )
     left = [name for name in source.entries if name not in used and not _IGNORED.search(name)]
     if left:
