@@ -35,7 +35,7 @@ class ExternalData(NamedTuple):
 
 
 def write(
-    onnx: ModuleType, model: Any, arrays: Mapping[str, np.ndarray], place: Path, external: bool
+    onnx: ModuleType, model: Any, arrays: Mapping[str, np.ndarray], path: Path, external: bool
 ) -> ExternalData | None:
     """Writes a model whose initializers are these arrays.
 
@@ -50,7 +50,7 @@ def write(
     fixed = model.ByteSize() + sum(each.ByteSize() + _WORD for each in tensors.values())
     data = None
     if external or fixed + sum(each.nbytes for each in arrays.values()) > LARGEST:
-        data = _write_data(tensors, arrays, place)
+        data = _write_data(tensors, arrays, path)
     start, end = _around(model, _GRAPH)
     before, after = _around(model.graph, _INITIALIZER)
     raw = {
@@ -61,7 +61,7 @@ def write(
     heads = {name: _head(each, raw.get(name)) for name, each in tensors.items()}
     size = len(before) + len(after) + sum(map(len, heads.values()))
     size += sum(each.nbytes for each in raw.values())
-    with place.open("wb") as file:
+    with path.open("wb") as file:
         file.write(start + _tag(_GRAPH) + encode_varint(size) + before)
         for name, head in heads.items():
             file.write(head)
@@ -79,10 +79,10 @@ def _tensor(onnx: ModuleType, name: str, array: np.ndarray) -> Any:
     return onnx.TensorProto(dims=array.shape, data_type=kind, name=name)
 
 
-def _write_data(tensors: Mapping[str, Any], arrays: Mapping[str, np.ndarray], place: Path) -> Any:
+def _write_data(tensors: Mapping[str, Any], arrays: Mapping[str, np.ndarray], path: Path) -> Any:
     """Writes the external arrays, and their locations into the messages."""
     outside = {name: each for name, each in tensors.items() if not each.HasField("raw_data")}
-    begun, digest = place.with_name("data"), hashlib.sha256()
+    begun, digest = path.with_name("data"), hashlib.sha256()
     places: dict[str, tuple[int, int]] = {}
     with begun.open("wb") as file:
         for name in outside:
@@ -95,7 +95,7 @@ def _write_data(tensors: Mapping[str, Any], arrays: Mapping[str, np.ndarray], pl
                 digest.update(piece)
         size = file.tell()
     found = digest.hexdigest()
-    named = begun.rename(data_of_file(place, found))
+    named = begun.rename(data_of_file(path, found))
     for name, (offset, length) in places.items():
         about = {"location": named.name, "offset": offset, "length": length}
         for key, value in about.items():

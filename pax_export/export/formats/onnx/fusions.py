@@ -37,7 +37,7 @@ def with_integer_convolutions(
     for node in nodes:
         for name in read_in(node):
             readers.setdefault(name, []).append(node)
-    kept: list[Any] = []
+    rewritten: list[Any] = []
     replaced: dict[str, str] = {}
     for node in nodes:
         node.input[:] = [replaced.get(name, name) for name in node.input]
@@ -47,13 +47,13 @@ def with_integer_convolutions(
         x, kernel = _operands(builder, node)
         ends = readers.get(node.output[0], [])
         if x is None or kernel is None or not _is_rounded(builder, ends, readers):
-            kept.append(node)
+            rewritten.append(node)
             continue
         with builder.body() as new:
             name = _fused(builder, node, x, kernel)
         replaced[node.output[0]] = name
-        kept += new
-    return needed(kept, wanted)
+        rewritten += new
+    return needed(rewritten, wanted)
 
 
 def _operands(builder: GraphBuilder, node: NodeProto) -> tuple[RoundedInputs | None, Any]:
@@ -111,9 +111,9 @@ def _fused(builder: GraphBuilder, node: NodeProto, x: RoundedInputs, kernel: Any
         whole = np.clip(np.rint(bias / scales.astype(np.float64)), limits.min, limits.max)
         stored = builder.store(whole.astype(np.int32), builder.new_name("bias"))
         operands.append(builder("DequantizeLinear", stored, scale, axis=0))
-    made = builder("Conv", *operands)
+    result = builder("Conv", *operands)
     builder.nodes[-1].attribute.extend(node.attribute)
-    return made
+    return result
 
 
 # --- what is computed in integers ---------------------------------------------
@@ -126,17 +126,19 @@ _OF_WEIGHTS = frozenset("Cast DequantizeLinear Mul Reshape Squeeze Sub Transpose
 
 def arithmetic(builder: GraphBuilder, nodes: Sequence[Any], wanted: Collection[str]) -> Arithmetic:
     """Finds what the products of a graph compute with, and its casts to half precision."""
-    made = {name: node for node in all_nodes(nodes) for name in node.output}
+    producers = {name: node for node in all_nodes(nodes) for name in node.output}
 
     def leaf(name: str) -> str:
-        while name in made and made[name].op_type in _OF_WEIGHTS:
-            name = made[name].input[0]
-        held = builder.quantized.get(name)
-        return held.leaf if held else name if name.endswith(".integers") else ""
+        while name in producers and producers[name].op_type in _OF_WEIGHTS:
+            name = producers[name].input[0]
+        weight = builder.quantized.get(name)
+        return weight.leaf if weight else name if name.endswith(".integers") else ""
 
     def is_integer(node: NodeProto, name: str) -> bool:
         """Whether onnxruntime has a kernel for it; with rounded inputs it has none for `MatMul`."""
-        before = [made[each].op_type if each in made else "" for each in (node.input[0], name)]
+        before = [
+            producers[each].op_type if each in producers else "" for each in (node.input[0], name)
+        ]
         parted = node.op_type == "MatMul" and before[0] == "DequantizeLinear"
         return node.op_type.endswith("Integer") or (before[1] == "DequantizeLinear" and not parted)
 
@@ -168,30 +170,30 @@ _HALVES = ((np.float16, "float16"), (ml_dtypes.bfloat16, "bfloat16"))
 def with_biases(builder: GraphBuilder, nodes: Sequence[Any]) -> list[Any]:
     """The operators of a graph, with stored vectors added by the convolutions before them."""
     counts = Counter(name for node in nodes for name in read_in(node))
-    made = {name: node for node in nodes for name in node.output}
-    kept: list[Any] = []
+    producers = {name: node for node in nodes for name in node.output}
+    rewritten: list[Any] = []
     gone: set[str] = set()
     for node in nodes:
-        found = _with_bias(builder, node, made, counts) if node.op_type == "Add" else None
+        found = _with_bias(builder, node, producers, counts) if node.op_type == "Add" else None
         if found is None:
-            kept.append(node)
+            rewritten.append(node)
             continue
         conv, bias = found
         inputs, outputs = [*conv.input, bias], list(node.output)
         fused = builder.onnx.helper.make_node("Conv", inputs, outputs, name=node.output[0])
         fused.attribute.extend(conv.attribute)
-        made[node.output[0]] = fused
-        kept.append(fused)
+        producers[node.output[0]] = fused
+        rewritten.append(fused)
         gone.add(conv.output[0])
-    return [node for node in kept if not (len(node.output) == 1 and node.output[0] in gone)]
+    return [node for node in rewritten if not (len(node.output) == 1 and node.output[0] in gone)]
 
 
 def _with_bias(
-    builder: GraphBuilder, node: NodeProto, made: Mapping[str, Any], counts: Mapping[str, int]
+    builder: GraphBuilder, node: NodeProto, producers: Mapping[str, Any], counts: Mapping[str, int]
 ) -> tuple[Any, str] | None:
     """Returns the convolution and the vector that a node adds, or None."""
     for one, other in (node.input, node.input[::-1]):
-        conv, spread = made.get(one), made.get(other)
+        conv, spread = producers.get(one), producers.get(other)
         if conv is None or conv.op_type != "Conv" or len(conv.input) != 2 or counts[one] != 1:
             continue
         if spread is None or spread.op_type != "Unsqueeze":

@@ -78,7 +78,9 @@ class GraphBuilder:
         self.nodes = self._root
         # Sizes are computed in the outermost graph.
         self.sizes = OnnxSizes(
-            lambda operator, *given, **told: self._add(self._root, operator, given, None, told)
+            lambda operator, *operands, **attributes: self._add(
+                self._root, operator, operands, None, attributes
+            )
         )
 
     def new_name(self, kind: str = "") -> str:
@@ -98,9 +100,11 @@ class GraphBuilder:
         names = [self.name(operand) for operand in operands]
         if operator in ("Greater", "GreaterOrEqual"):  # in OpenVINO, NaN is greater than all
             operator, names = operator.replace("Greater", "Less"), names[::-1]
-        made = [self.new_name() for _ in range(1 if results is None else results)]
-        nodes.append(self.onnx.helper.make_node(operator, names, made, name=made[0], **attributes))
-        return made[0] if results is None else made
+        outputs = [self.new_name() for _ in range(1 if results is None else results)]
+        nodes.append(
+            self.onnx.helper.make_node(operator, names, outputs, name=outputs[0], **attributes)
+        )
+        return outputs[0] if results is None else outputs
 
     def name(self, operand: Operand) -> str:
         """The name of an operand; constants are stored."""
@@ -137,8 +141,8 @@ class GraphBuilder:
 
     def cast_to(self, dtype: DTypeLike) -> dict[str, int]:
         """Returns attributes for `Cast`; overflows of float8 become infinite or NaN, as in jax."""
-        kept = {"saturate": 0} if np.dtype(dtype).name.startswith("float8") else {}
-        return {"to": self.type(dtype), **kept}
+        saturate = {"saturate": 0} if np.dtype(dtype).name.startswith("float8") else {}
+        return {"to": self.type(dtype), **saturate}
 
     def literal(self, value: Operand) -> Value:
         dtype = jax.numpy.result_type(value)
@@ -176,21 +180,21 @@ class GraphBuilder:
         symbolic = [index for index, size in enumerate(shape) if not is_number(size)]
         if len(symbolic) == 1 and all(size for size in shape if is_number(size)):
             sizes = [size if is_number(size) else -1 for size in shape]
-            made = self("Reshape", name, np.array(sizes, np.int64))
+            result = self("Reshape", name, np.array(sizes, np.int64))
         else:
-            made = self("Reshape", name, self.sizes.shape(shape), allowzero=1)
-        self.reshaped[made] = name, before
-        return made
+            result = self("Reshape", name, self.sizes.shape(shape), allowzero=1)
+        self.reshaped[result] = name, before
+        return result
 
     def transpose(self, name: Operand, order: Sequence[int]) -> Any:
         if list(order) == list(range(len(order))):
             return name
         if (name := self.name(name)) in self.turned:
             return self.turned[name](order)
-        made = self("Transpose", name, perm=list(order))
+        result = self("Transpose", name, perm=list(order))
         # Transposed again, both become one transpose of the original.
-        self.turned[made] = lambda axes: self.transpose(name, [order[axis] for axis in axes])
-        return made
+        self.turned[result] = lambda axes: self.transpose(name, [order[axis] for axis in axes])
+        return result
 
     def unsqueeze(self, name: Operand, axes: Sequence[int]) -> Any:
         return self("Unsqueeze", name, np.array(axes, np.int64)) if len(axes) else name
@@ -284,9 +288,9 @@ class GraphBuilder:
         graphs, count = [], 0
         for make in (then, otherwise):
             with self.body() as nodes:
-                made = make()
-            count = len(made)
-            graphs.append(self.graph(nodes, [], made))
+                results = make()
+            count = len(results)
+            graphs.append(self.graph(nodes, [], results))
         return self("If", condition, results=count, then_branch=graphs[0], else_branch=graphs[1])
 
     def is_some(self, size: Any) -> str | None:
@@ -324,12 +328,12 @@ def read_in(node: NodeProto) -> Iterator[str]:
 
 def needed(nodes: Sequence[Any], wanted: Collection[str]) -> list[Any]:
     """The operators that these results need, in order."""
-    wanted, kept = set(wanted), []
+    wanted, selected = set(wanted), []
     for node in reversed(nodes):
         if not wanted.isdisjoint(node.output):
-            kept.append(node)
+            selected.append(node)
             wanted.update(read_in(node))
-    return kept[::-1]
+    return selected[::-1]
 
 
 def values_of(structs: Sequence[Any], names: Sequence[str]) -> list[Value]:

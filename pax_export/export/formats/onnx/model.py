@@ -95,17 +95,17 @@ def converted(program: Program, store: Store, options: OnnxOptions) -> Converted
     onnx = require("onnx", "onnx", "to_onnx")
     integers = options.accuracy_level == 4 and not options.exact
     wanted = PassOptions(fold=options.fold, keep=not options.exact, integers=integers)
-    made, portable = written_fast(
+    conversion, portable = written_fast(
         partial(portable_program, program, store),
         wanted,
         lambda portable: _ModelBuilder(onnx, program, store, options).made(portable),
     )
-    _check_operators(onnx, made.model, options.opset)
-    weights = (each for each in portable.weights if each.name in made.arrays)
+    _check_operators(onnx, conversion.model, options.opset)
+    weights = (each for each in portable.weights if each.name in conversion.arrays)
     used = {source for each in weights for source in each.sources}
     names = (each.name for each in store.variables)
-    folded = tuple(name for name in names if name in used and name not in made.arrays)
-    return replace(made, folded=folded, notes=portable.notes)
+    folded = tuple(name for name in names if name in used and name not in conversion.arrays)
+    return replace(conversion, folded=folded, notes=portable.notes)
 
 
 class _ModelBuilder:
@@ -128,12 +128,12 @@ class _ModelBuilder:
 
     def made(self, portable: PortableProgram) -> Converted:
         try:
-            taken = self._begun()
+            inputs = self._begun()
             values = [part for each in portable.weights for part in self._held(each)]
             for key, name in self._constant_names.items():  # of loops and branches
                 if len(stored := self._stored(name)) == 1:
                     self._constants[key] = stored[0]
-            found = self._converter.write(portable.program, [*values, *taken])
+            found = self._converter.write(portable.program, [*values, *inputs])
         except NotInTargetError as error:
             raise UnsupportedOperationError(
                 f"ONNX cannot express {error}.",
@@ -149,9 +149,9 @@ class _ModelBuilder:
         for name, struct in zip(self._outputs, self._program.traced.results):
             _refuse_complex(struct, f"output {name}")
         named = list(zip(self._inputs, self._structs))
-        taken = [self._taken(*each) for each in named]
+        inputs = [self._taken(*each) for each in named]
         self._writer.sizes.learn((name, each.shape) for name, each in named)
-        return taken
+        return inputs
 
     def _finished(self, found: Sequence[Any]) -> Converted:
         onnx, builder = self._onnx, self._writer
@@ -230,18 +230,18 @@ def _named_results(nodes: Sequence[Any], outputs: Collection[str]) -> list[Any]:
     """Names results where they are computed, since runtimes copy them in `Identity`."""
     computed = {name for node in nodes for name in node.output}
     names: dict[str, str] = {}
-    kept = []
+    remaining = []
     for node in nodes:
         if node.op_type == "Identity" and not computed.isdisjoint(node.input):
-            ((given,), (name,)) = node.input, node.output
-            if name in outputs and given not in names and given not in outputs:
-                names[given] = name
+            ((source,), (name,)) = node.input, node.output
+            if name in outputs and source not in names and source not in outputs:
+                names[source] = name
                 continue
-        kept.append(node)
-    for node in all_nodes(kept):
+        remaining.append(node)
+    for node in all_nodes(remaining):
         for field in (node.input, node.output):
             field[:] = [names.get(each, each) for each in field]
-    return kept
+    return remaining
 
 
 def _turn_apart(onnx: ModuleType, nodes: Sequence[Any], initializers: Mapping[str, Any]) -> None:
@@ -289,11 +289,11 @@ def with_names_of_their_own(program: Program) -> Program:
     The structure of the results does not change, so `load` returns the names of the model.
     """
     inputs = {entry.name for entry in program.inputs.flat}
-    taken = {*inputs, *program.output_names}
+    used = {*inputs, *program.output_names}
     new = {}
     for name in program.output_names:
-        new[name] = _free(name, taken) if name in inputs else name
-        taken.add(new[name])
+        new[name] = _free(name, used) if name in inputs else name
+        used.add(new[name])
     return dataclasses.replace(
         program,
         output_names=tuple(new[name] for name in program.output_names),
@@ -301,9 +301,9 @@ def with_names_of_their_own(program: Program) -> Program:
     )
 
 
-def _free(name: str, taken: set[str]) -> str:
+def _free(name: str, used: set[str]) -> str:
     free, number = f"{name}_output", 1
-    while free in taken:
+    while free in used:
         number += 1
         free = f"{name}_output_{number}"
     return free
@@ -311,13 +311,13 @@ def _free(name: str, taken: set[str]) -> str:
 
 def _renamed(structure: Mapping[str, Any], new: Mapping[str, str]) -> dict[str, Any]:
     """A description of a structure, see `describe`, with other names of its leaves."""
-    ((kind, held),) = structure.items()
+    ((kind, content),) = structure.items()
     if kind == "leaf":
-        return {kind: new[held]}
+        return {kind: new[content]}
     if kind == "dict":
-        return {kind: [[key, _renamed(child, new)] for key, child in held]}
+        return {kind: [[key, _renamed(child, new)] for key, child in content]}
     if kind in ("list", "tuple"):
-        return {kind: [_renamed(child, new) for child in held]}
+        return {kind: [_renamed(child, new) for child in content]}
     return dict(structure)
 
 
@@ -340,17 +340,17 @@ class Converter:
         self, rule: Rule, equation: Equation, operands: Sequence[Any]
     ) -> list[Value] | None:
         results = [variable.aval for variable in equation.outvars]
-        self.builder.operation, told = kept.operation(equation)
+        self.builder.operation, params = kept.operation(equation)
         self.builder.results = results
         if is_known(equation, operands):
             found = computed_equation(equation, [x.known.astype(x.dtype) for x in operands])
             return [self.builder.literal(np.asarray(each)) for each in found]
         rounds = self.builder.operation not in EXACT
-        made = rule.function(self.builder, *operands, **told)
-        return None if made is None else self._values(made, results, rounds)
+        outputs = rule.function(self.builder, *operands, **params)
+        return None if outputs is None else self._values(outputs, results, rounds)
 
-    def _values(self, made: Any, results: Sequence[Any], rounds: bool) -> list[Value]:
-        several = made if isinstance(made, (list, tuple)) else [made]
+    def _values(self, outputs: Any, results: Sequence[Any], rounds: bool) -> list[Value]:
+        several = outputs if isinstance(outputs, (list, tuple)) else [outputs]
         values: list[Value] = []
         for each, result in zip(several, results, strict=True):
             shaped: dict[str, Any] = {"dtype": np.dtype(result.dtype), "shape": tuple(result.shape)}
@@ -387,17 +387,17 @@ def _describe_results(node: NodeProto) -> Iterator[Any]:
     body = next(bodies(node), None)
     if body is None:
         return
-    made, told = list(body.output), {each.name: each.i for each in node.attribute}
-    states = len(made)
+    outputs, attributes = list(body.output), {each.name: each.i for each in node.attribute}
+    states = len(outputs)
     if node.op_type == "Loop":  # whose body computes a condition first
-        made, states = made[1:], len(node.input) - 2
+        outputs, states = outputs[1:], len(node.input) - 2
     elif node.op_type == "Scan":
-        states = len(node.input) - told["num_scan_inputs"]
-    for place, (name, result) in enumerate(zip(node.output, made, strict=True)):
+        states = len(node.input) - attributes["num_scan_inputs"]
+    for index, (name, result) in enumerate(zip(node.output, outputs, strict=True)):
         if not result.type.tensor_type.HasField("shape"):
             continue
         entry = type(result)(name=name, type=result.type)
-        if place >= states:
+        if index >= states:
             sizes = entry.type.tensor_type.shape
             sizes.ClearField("dim")
             sizes.dim.add()
@@ -410,16 +410,16 @@ def _store_axes(builder: GraphBuilder, body: Any) -> None:
     stored: Mapping[str, np.ndarray] = builder.initializers
     inside: dict[str, Any] = {}
     for node in body.node:
-        for place, name in enumerate(node.input):
+        for index, name in enumerate(node.input):
             array = stored.get(name)
             if array is None or array.dtype != np.int64 or array.size > _MOST_AXES:
                 continue
             if name not in inside:
-                made = builder.new_name("constant")
+                constant = builder.new_name("constant")
                 value = builder.onnx.numpy_helper.from_array(array)
-                inside[name] = builder.onnx.helper.make_node("Constant", [], [made], made)
+                inside[name] = builder.onnx.helper.make_node("Constant", [], [constant], constant)
                 inside[name].attribute.append(builder.onnx.helper.make_attribute("value", value))
-            node.input[place] = inside[name].output[0]
+            node.input[index] = inside[name].output[0]
     every = [*inside.values(), *body.node]
     body.ClearField("node")
     body.node.extend(every)

@@ -46,16 +46,16 @@ def opened(
         options.add_session_config_entry(*_EXACTLY)
     session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
-    taken = {entry.name: entry.type for entry in session.get_inputs()}
-    in_bits = not _BITS.keys().isdisjoint({*taken.values(), *_types(session)})
+    input_types = {entry.name: entry.type for entry in session.get_inputs()}
+    in_bits = not _BITS.keys().isdisjoint({*input_types.values(), *_types(session)})
 
     def call(key: str, inputs: Arrays) -> Arrays:
         # An input that the model does not use is missing in the file.
-        given = {name: np.asarray(value) for name, value in inputs.items() if name in taken}
+        feed = {name: np.asarray(value) for name, value in inputs.items() if name in input_types}
         if in_bits:
-            results = _run_bits(onnxruntime, session, given, taken)
+            results = _run_bits(onnxruntime, session, feed, input_types)
         else:
-            results = session.run(names, given)
+            results = session.run(names, feed)
         return dict(zip(names, results))
 
     return session, call
@@ -66,12 +66,12 @@ def _types(session: Any) -> list[str]:
 
 
 def _run_bits(
-    onnxruntime: Any, session: Any, given: Arrays, types: Mapping[str, str]
+    onnxruntime: Any, session: Any, feed: Arrays, types: Mapping[str, str]
 ) -> list[np.ndarray]:
     """A call with numbers that numpy has from another package only, by their bits."""
     make = onnxruntime.OrtValue
     values = {}
-    for name, value in given.items():
+    for name, value in feed.items():
         value = np.require(value, requirements="C")  # and a number stays one
         if types[name] in _BITS:
             _, number, bits = _BITS[types[name]]

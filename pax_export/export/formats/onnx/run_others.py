@@ -59,13 +59,13 @@ def openvino(file: str, cases: Cases) -> list[Arrays]:
     # By itself it computes in bfloat16 and rounds inputs to int8 where the processor has that.
     hints = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
     model = library.Core().compile_model(file, "CPU", hints)
-    taken = set().union(*(each.names for each in model.inputs))
+    input_names = set().union(*(each.names for each in model.inputs))
     names = [each.name for each in _graph(file).output]  # of several that each has
     found = []
     for case in cases:
         # It takes arrays that may be written to.
-        given = {name: np.array(x) for name, x in case["inputs"].items() if name in taken}
-        results = model(given)
+        inputs = {name: np.array(x) for name, x in case["inputs"].items() if name in input_names}
+        results = model(inputs)
         found.append({name: np.array(results[name]) for name in names})
     # It returns the bits of bfloat16 as if they were of float16.
     in_bits = [name for name in names if model.output(name).element_type == library.Type.bf16]
@@ -98,8 +98,8 @@ def iree(file: str, cases: Cases) -> list[Arrays]:
     function = context.modules.module[graph.name]
     found = []
     for case in cases:
-        made = function(*(case["inputs"][each.name] for each in graph.input))
-        results = made if isinstance(made, (tuple, list)) else (made,)
+        returned = function(*(case["inputs"][each.name] for each in graph.input))
+        results = returned if isinstance(returned, (tuple, list)) else (returned,)
         # It returns unsigned integers as signed ones.
         arrays = [
             each.to_host().copy().view(onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type))
@@ -113,10 +113,10 @@ def web(file: str, cases: Cases) -> list[Arrays]:
     """Onnxruntime-web in Node.js."""
     calls = [{name: pack_array(x) for name, x in case["inputs"].items()} for case in cases]
     with tempfile.TemporaryDirectory() as folder:
-        place = Path(folder, "calls.json")
-        place.write_text(json.dumps(calls), encoding="utf-8")
-        _run_tool(["node", "-e", _NODE, "--", file, str(place)])
-        results = json.loads(place.read_text(encoding="utf-8"))
+        path = Path(folder, "calls.json")
+        path.write_text(json.dumps(calls), encoding="utf-8")
+        _run_tool(["node", "-e", _NODE, "--", file, str(path)])
+        results = json.loads(path.read_text(encoding="utf-8"))
     return [{name: unpack_array(*each) for name, each in result.items()} for result in results]
 
 

@@ -64,9 +64,9 @@ def run(
         UnsupportedOperationError: it refuses the model, crashes, or exceeds the time limit.
     """
     calls = [{"signature": "", "inputs": case["inputs"]} for case in cases]
-    place = replace(ONNX, run=f"{_FILE}:{name}")
+    runtime = replace(ONNX, run=f"{_FILE}:{name}")
     try:
-        answers = in_process(place, Path(file), calls, "once", seconds)
+        answers = in_process(runtime, Path(file), calls, "once", seconds)
     except TimeoutError as error:
         raise _refused(name, "does not finish with", f"{error}, and was stopped") from error
     except RuntimeError as error:

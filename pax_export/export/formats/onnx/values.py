@@ -166,6 +166,6 @@ class OnnxSizes(GraphSizes):
             return -size
         if size in self._negated:
             return self._negated[size]
-        made = self._node("Sub", self._array(0), self._array(size))
-        self._negated[made] = size
-        return made
+        negated = self._node("Sub", self._array(0), self._array(size))
+        self._negated[negated] = size
+        return negated

@@ -81,8 +81,8 @@ def _right(builder: GraphBuilder, name: str, by: int) -> str:
     if by < 8:
         halves = [builder("BitwiseAnd", name, np.int32(each)) for each in (-1 << 16, 0xFFFF)]
         return builder("Add", *(builder("Div", each, _power(by)) for each in halves))
-    made = builder("Div", builder("BitwiseAnd", name, np.int32(-1 << by)), _power(by))
-    return builder("Neg", made) if by == 31 else made  # the power is negative
+    quotient = builder("Div", builder("BitwiseAnd", name, np.int32(-1 << by)), _power(by))
+    return builder("Neg", quotient) if by == 31 else quotient  # the power is negative
 
 
 def _shift(direction: str) -> Callable:
@@ -96,11 +96,11 @@ def _shift(direction: str) -> Callable:
             moved = name if by == bits else _right(builder, name, by)
             return builder("BitwiseAnd", moved, np.int32(_power(bits - by) - 1))
         amount = count if y.carrier == np.int64 else builder.cast(count, np.int64)
-        made = shifted(builder, _unsigned(builder, name, x), amount, direction)
+        result = shifted(builder, _unsigned(builder, name, x), amount, direction)
         inside = _inside(builder, amount, y, bits)
         if inside is not None:
-            made = builder("Where", inside, made, np.array(0, np.int64))
-        return _narrow(builder, made, x.dtype)
+            result = builder("Where", inside, result, np.array(0, np.int64))
+        return _narrow(builder, result, x.dtype)
 
     return apply
 
@@ -127,9 +127,9 @@ def shift_right_arithmetic(builder: GraphBuilder, x: Value, y: Value) -> str:
         amount = builder("Where", inside, amount, last)
     negative = builder("Less", wide, np.array(0, np.int64))
     positive = builder("Where", negative, builder("BitwiseNot", wide), wide)
-    made = shifted(builder, positive, amount, "RIGHT")
-    made = builder("Where", negative, builder("BitwiseNot", made), made)
-    return _narrow(builder, made, x.dtype)
+    result = shifted(builder, positive, amount, "RIGHT")
+    result = builder("Where", negative, builder("BitwiseNot", result), result)
+    return _narrow(builder, result, x.dtype)
 
 
 #: The numbers of bits of exponent and fraction, and the bias of the exponent.
@@ -269,8 +269,8 @@ def convert_element_type(
         return x
     if x.known is not None:
         with np.errstate(all="ignore"):
-            made = np.asarray(x.known.astype(dtype)).astype(carrier(dtype))
-        return Value(builder.constant(made), dtype, made.shape, made)
+            array = np.asarray(x.known.astype(dtype)).astype(carrier(dtype))
+        return Value(builder.constant(array), dtype, array.shape, array)
     thin = _converted(builder, x.thin, x, dtype) if x.thin is not None else None
     name = _converted(builder, x.name, x, dtype) if thin is None else ""
     if thin is not None:

@@ -74,41 +74,46 @@ def _write_loop(
     builder: GraphBuilder, loop: _Loop, turn: str, count: Operand, start: Value
 ) -> list[str]:
     """Writes a loop whose body computes the condition and the next state."""
-    given = [
+    inputs = [
         builder.entry(turn, np.int64, ()),
         builder.entry(builder.new_name("again"), np.bool_, ()),
         *(builder.entry(each.name, each.carrier, each.shape) for each in loop.carried),
     ]
-    body = builder.graph(loop.nodes, given, loop.made)
+    body = builder.graph(loop.nodes, inputs, loop.made)
     return builder("Loop", count, start, *loop.state, results=len(loop.made) - 1, body=body)
 
 
 @rule("scan")
-def scan(builder: GraphBuilder, *operands: Value, **told: Any) -> list[Value]:
+def scan(builder: GraphBuilder, *operands: Value, **params: Any) -> list[Value]:
     """Writes a `Scan`, or a loop where runtimes do not support one."""
-    (consts, state, rows), results = scan_operands(told, operands), builder.results
-    num_carry, jaxpr, length, reverse = len(state), told["jaxpr"], told["length"], told["reverse"]
+    (consts, state, rows), results = scan_operands(params, operands), builder.results
+    num_carry, jaxpr, length, reverse = (
+        len(state),
+        params["jaxpr"],
+        params["length"],
+        params["reverse"],
+    )
     carried = [builder.fresh(each.dtype, each.shape) for each in results[:num_carry]]
     pieces = [builder.fresh(each.dtype, each.shape[1:]) for each in rows]
     with builder.body() as nodes:
-        made = builder.inline(jaxpr, [*consts, *carried, *pieces])
-        if len(made) > num_carry and not rows and not _has_scan(nodes):
+        outputs = builder.inline(jaxpr, [*consts, *carried, *pieces])
+        if len(outputs) > num_carry and not rows and not _has_scan(nodes):
             pieces = [builder.fresh(np.int64, ())]
-            made[num_carry:] = _depend_on(builder, pieces[0], made[num_carry:])
+            outputs[num_carry:] = _depend_on(builder, pieces[0], outputs[num_carry:])
     if pieces and not rows:
         zeros = builder.expand(np.zeros((), np.int64), [length])
         rows = [Value(zeros, np.dtype(np.int64), (length,))]
 
-    loop = _Loop(state, carried, nodes, made, rows, pieces)
+    loop = _Loop(state, carried, nodes, outputs, rows, pieces)
 
     def scanning() -> list[Value]:
-        if _is_plain(nodes, made[:num_carry], pieces):
+        if _is_plain(nodes, outputs[:num_carry], pieces):
             return values_of(results, _write_scan(builder, loop, consts, reverse))
         return values_of(results, _scan_by_loop(builder, loop, length, reverse))
 
     def nothing() -> list[Value]:
         """Returns the results for zero rows, which onnxruntime does not run."""
-        stacked = values_of(results[num_carry:], [""] * (len(made) - num_carry))
+        stacked = values_of(results[num_carry:], [""] * (len(outputs) - num_carry))
         zeros = [
             dataclasses.replace(each, name=builder.expand(np.zeros((), each.carrier), each.shape))
             for each in stacked
@@ -131,12 +136,12 @@ def _depend_on(builder: GraphBuilder, row: Value, results: Sequence[Value]) -> l
     Without rows, a scan would be a loop, which is slower, and does not stack in IREE.
     """
     sizes = [[size if is_number(size) else 1000 for size in each.shape] for each in results]
-    least = results[min(range(len(sizes)), key=lambda place: math.prod(sizes[place]))]
-    # Twice: from a single one, OpenVINO gathers without reading the place.
+    least = results[min(range(len(sizes)), key=lambda index: math.prod(sizes[index]))]
+    # Twice: from a single one, OpenVINO gathers without reading the index.
     once = builder.unsqueeze(least, [0])
     name = builder("Gather", builder("Concat", once, once, axis=0), row, axis=0)
-    made = Value(name, least.dtype, least.shape)
-    return [made if each is least else each for each in results]
+    dependent = Value(name, least.dtype, least.shape)
+    return [dependent if each is least else each for each in results]
 
 
 #: Operators that may only move numbers.
@@ -171,9 +176,9 @@ def _scan_by_loop(builder: GraphBuilder, loop: _Loop, length: Size, reverse: boo
     goes_on = builder.literal(np.array(True))
     with builder.body() as begun:
         is_turned = reverse and loop.rows
-        place = builder("Sub", builder("Sub", count, one), turn) if is_turned else turn
+        index = builder("Sub", builder("Sub", count, one), turn) if is_turned else turn
         for row, piece in zip(loop.rows, loop.pieces):
-            builder("Gather", row, place, axis=0)
+            builder("Gather", row, index, axis=0)
             begun[-1].output[:] = [piece.name]
     whole = loop._replace(nodes=[*begun, *loop.nodes], made=[goes_on, *loop.made])
     names, stacked = _write_loop(builder, whole, turn, count, goes_on), len(loop.state)
@@ -186,16 +191,16 @@ def _scan_by_loop(builder: GraphBuilder, loop: _Loop, length: Size, reverse: boo
 def _write_scan(
     builder: GraphBuilder, loop: _Loop, consts: Sequence[Value], reverse: bool
 ) -> list[str]:
-    given = (*loop.carried, *loop.pieces)
-    entries = [builder.entry(each.name, each.carrier, each.shape) for each in given]
+    inputs = (*loop.carried, *loop.pieces)
+    entries = [builder.entry(each.name, each.carrier, each.shape) for each in inputs]
     body = builder.graph(loop.nodes, entries, loop.made)
     outside = _take_outside(builder, body, consts)
-    told: dict[str, Any] = {"num_scan_inputs": len(loop.pieces)}
-    told["scan_input_directions"] = [int(reverse)] * len(loop.pieces)
+    attributes: dict[str, Any] = {"num_scan_inputs": len(loop.pieces)}
+    attributes["scan_input_directions"] = [int(reverse)] * len(loop.pieces)
     if stacked := len(loop.made) - len(loop.carried):
-        told["scan_output_directions"] = [int(reverse)] * stacked
+        attributes["scan_output_directions"] = [int(reverse)] * stacked
     operands, results = (*outside, *loop.state, *loop.rows), len(outside) + len(loop.made)
-    return builder("Scan", *operands, results=results, body=body, **told)[len(outside) :]
+    return builder("Scan", *operands, results=results, body=body, **attributes)[len(outside) :]
 
 
 def _take_outside(builder: GraphBuilder, body: Any, consts: Sequence[Value]) -> list[str]:
@@ -212,12 +217,17 @@ def _take_outside(builder: GraphBuilder, body: Any, consts: Sequence[Value]) -> 
     renamed = {name: builder.new_name("outside") for name in outside}
     for node in nodes:
         node.input[:] = [renamed.get(name, name) for name in node.input]
-    for place, (name, given) in enumerate(renamed.items()):
-        kept, value = builder.new_name("outside"), known.get(name)
-        entries = [builder.onnx.ValueInfoProto(name=each) for each in (given, kept)]
+    for index, (name, body_input) in enumerate(renamed.items()):
+        body_output, value = builder.new_name("outside"), known.get(name)
+        entries = [builder.onnx.ValueInfoProto(name=each) for each in (body_input, body_output)]
         if value is not None:
-            entries = [builder.entry(each, value.carrier, value.shape) for each in (given, kept)]
-        body.node.append(builder.onnx.helper.make_node("Identity", [given], [kept], name=kept))
-        body.input.insert(place, entries[0])
-        body.output.insert(place, entries[1])
+            entries = [
+                builder.entry(each, value.carrier, value.shape)
+                for each in (body_input, body_output)
+            ]
+        body.node.append(
+            builder.onnx.helper.make_node("Identity", [body_input], [body_output], name=body_output)
+        )
+        body.input.insert(index, entries[0])
+        body.output.insert(index, entries[1])
     return outside

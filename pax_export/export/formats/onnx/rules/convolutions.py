@@ -47,20 +47,25 @@ def conv_general_dilated(
     **_: object,
 ) -> Any:
     x_spec, kernel_spec, out_spec = dimension_numbers
-    given = (builder.cast(each, np.float32) for each in (x, kernel))
-    left, right = (builder.transpose(*each) for each in zip(given, (x_spec, kernel_spec)))
+    operands = (builder.cast(each, np.float32) for each in (x, kernel))
+    left, right = (builder.transpose(*each) for each in zip(operands, (x_spec, kernel_spec)))
     taps = [kernel.shape[axis] for axis in kernel_spec]
-    told = {"group": int(feature_group_count), "dilations": list(rhs_dilation)}
+    attributes = {"group": int(feature_group_count), "dilations": list(rhs_dilation)}
     pads = _pads_of_transposed(taps[2:], window_strides, padding, lhs_dilation, rhs_dilation)
     if pads is not None:
         turned = _transpose_kernel(builder, right, taps, feature_group_count)
-        made = builder("ConvTranspose", left, turned, strides=list(lhs_dilation), **told, **pads)
+        result = builder(
+            "ConvTranspose", left, turned, strides=list(lhs_dilation), **attributes, **pads
+        )
     else:
-        told |= {"kernel_shape": [int(each) for each in taps[2:]], "strides": list(window_strides)}
-        told |= pads_of(padding)
-        made = builder("Conv", left, right, **told)
+        attributes |= {
+            "kernel_shape": [int(each) for each in taps[2:]],
+            "strides": list(window_strides),
+        }
+        attributes |= pads_of(padding)
+        result = builder("Conv", left, right, **attributes)
     back = [int(axis) for axis in np.argsort(out_spec)]
-    return builder.transpose(made, back)
+    return builder.transpose(result, back)
 
 
 def _pads_of_transposed(
@@ -82,9 +87,9 @@ def _pads_of_transposed(
     more = [max(0, -each) for each in high]
     if any(each < 0 for each in low) or any(each >= gap for each, gap in zip(more, gaps)):
         return None
-    told: dict[str, Any] = {"pads": [*low, *(max(0, each) for each in high)]}
-    told["kernel_shape"] = [int(each) for each in widths]
-    return told | ({"output_padding": more} if any(more) else {})
+    attributes: dict[str, Any] = {"pads": [*low, *(max(0, each) for each in high)]}
+    attributes["kernel_shape"] = [int(each) for each in widths]
+    return attributes | ({"output_padding": more} if any(more) else {})
 
 
 def _transpose_kernel(
@@ -106,11 +111,13 @@ def _transpose_kernel(
 
 def _is_pool(equation: Equation) -> bool:
     """Whether windows are those of a pool: over the last axes, padded by less than a window."""
-    told, rank = equation.params, equation.invars[0].aval.ndim
-    widths = told["window_dimensions"]
-    if not 3 <= rank <= 5 or any(each != 1 for each in (*widths[:2], *told["window_strides"][:2])):
+    params, rank = equation.params, equation.invars[0].aval.ndim
+    widths = params["window_dimensions"]
+    if not 3 <= rank <= 5 or any(
+        each != 1 for each in (*widths[:2], *params["window_strides"][:2])
+    ):
         return False
-    ends = ((side, width) for pair, width in zip(told["padding"], widths) for side in pair)
+    ends = ((side, width) for pair, width in zip(params["padding"], widths) for side in pair)
     return is_plain_window(equation) and all(
         side < width for side, width in ends if is_number(side)
     )
@@ -124,8 +131,8 @@ def sum_pool(builder: GraphBuilder, x: Value, **window: Any) -> str:
 
 def _pool_attributes(window: Mapping[str, Any]) -> dict[str, Any]:
     names = {"kernel_shape": "window_dimensions", "strides": "window_strides"}
-    told = {name: list(window[of][2:]) for name, of in names.items()}
-    return told | pads_of(window["padding"][2:])
+    attributes = {name: list(window[of][2:]) for name, of in names.items()}
+    return attributes | pads_of(window["padding"][2:])
 
 
 rule("reduce_window_max", when=_is_pool)(
@@ -168,8 +175,8 @@ def product(
         turns = _turns([*y_batch, *y_free, *y_sum], [*x_batch, *x_sum, *x_free])
         if turns < _turns(left_order, right_order):
             numbers = (y_sum, x_sum), (y_batch, x_batch)
-            made = product(builder, y, x, numbers, shape, kind)
-            return builder.transpose(made, [*range(len(x_batch)), len(shape) - 1, len(shape) - 2])
+            result = product(builder, y, x, numbers, shape, kind)
+            return builder.transpose(result, [*range(len(x_batch)), len(shape) - 1, len(shape) - 2])
     left = builder.transpose(builder.cast(x, kind), left_order)
     right = builder.transpose(builder.cast(y, kind), right_order)
     batch = [x.shape[axis] for axis in x_batch]
@@ -183,8 +190,8 @@ def product(
         left = builder.reshape(left, [*batch, *lines, math.prod(inner)])
     if len(inner) != 1 or len(columns) != 1:
         right = builder.reshape(right, [*batch, math.prod(inner), math.prod(columns)])
-    made = builder("MatMul", left, right)
-    return made if flat and len(columns) == 1 else builder.reshape(made, shape)
+    result = builder("MatMul", left, right)
+    return result if flat and len(columns) == 1 else builder.reshape(result, shape)
 
 
 def _turns(*orders: list[int]) -> int:

@@ -76,30 +76,30 @@ def dft(builder: GraphBuilder, x: Value) -> Any:
     It is always along axis 1, because OpenVINO 2026.4 ignores the operator's axis.
     """
     *rows, size, pair = x.shape
-    given = x.name if len(rows) == 1 else builder.reshape(x, [math.prod(rows), size, pair])
+    signal = x.name if len(rows) == 1 else builder.reshape(x, [math.prod(rows), size, pair])
     if builder.opset >= _DFT:
-        made = builder("DFT", given, None, np.array(1, np.int64))
+        result = builder("DFT", signal, None, np.array(1, np.int64))
     else:
-        made = builder("DFT", given, axis=1)
-    return made if len(rows) == 1 else builder.reshape(made, x.shape)
+        result = builder("DFT", signal, axis=1)
+    return result if len(rows) == 1 else builder.reshape(result, x.shape)
 
 
 @rule("put")
 def put(
     builder: GraphBuilder, x: Value, places: Value, rows: Value, *inside: Value, how: str
 ) -> str:
-    index, given = builder.cast(places, np.int64), rows.name
+    index, updates = builder.cast(places, np.int64), rows.name
     if inside and (inside[0].known is None or not inside[0].known.all()):
         found = builder.squeeze(builder("NonZero", *inside), [0])
-        index, given = (builder("Gather", each, found, axis=0) for each in (index, given))
+        index, updates = (builder("Gather", each, found, axis=0) for each in (index, updates))
     reduction = "none" if how == "set" else how
     index = builder.unsqueeze(index, [1])
-    made = builder("ScatterND", x, index, given, reduction=reduction)
+    result = builder("ScatterND", x, index, updates, reduction=reduction)
     if how not in ("max", "min") or not rows.is_float:
-        return made
+        return result
     # onnxruntime passes over NaN.
-    nan = builder("Where", builder("IsNaN", given), given, builder.like(0, rows))
-    return builder("ScatterND", made, index, nan, reduction="add")
+    nan = builder("Where", builder("IsNaN", updates), updates, builder.like(0, rows))
+    return builder("ScatterND", result, index, nan, reduction="add")
 
 
 @rule("rotary")
@@ -109,28 +109,35 @@ def rotary(
 ) -> str | None:  # fmt: skip
     if x.dtype != np.float32:
         return None
-    told = {"rotary_embedding_dim": 2 * int(cos.shape[-1]), "interleaved": int(neighbors)}
+    attributes = {"rotary_embedding_dim": 2 * int(cos.shape[-1]), "interleaved": int(neighbors)}
     index = builder.cast(places, np.int64)
     operands = x, index, cos, sin
-    made = builder("RotaryEmbedding", *operands, domain=MICROSOFT, num_heads=heads, **told)
-    return builder.declare(made, x, x.shape)
+    result = builder("RotaryEmbedding", *operands, domain=MICROSOFT, num_heads=heads, **attributes)
+    return builder.declare(result, x, x.shape)
 
 
 @rule("cached_attention")
 def cached_attention(
-    builder: GraphBuilder, query: Value, *operands: Value, heads: int, kv_heads: int, **told: float
+    builder: GraphBuilder,
+    query: Value,
+    *operands: Value,
+    heads: int,
+    kv_heads: int,
+    **attributes: float,
 ) -> list[str] | None:
     *arrays, bias = operands
     if query.dtype != np.float32 or int(query.shape[-1]) // heads % HEAD_CHANNELS:
         return None
     total, int32 = bias.shape[-1], builder.cast_to(np.int32)
     last = builder.sizes.cast(builder.sizes.one(total - 1), int32)
-    made = builder(
+    outputs = builder(
         "GroupQueryAttention", query, *arrays, builder.expand(last, query.shape[:1]),
         builder.sizes.scalar(total, int32), None, None, None, bias, results=3, domain=MICROSOFT,
-        num_heads=heads, kv_num_heads=kv_heads, **told,
+        num_heads=heads, kv_num_heads=kv_heads, **attributes,
     )  # fmt: skip
-    return [builder.declare(name, query, each.shape) for name, each in zip(made, builder.results)]
+    return [
+        builder.declare(name, query, each.shape) for name, each in zip(outputs, builder.results)
+    ]
 
 
 def _recurrent(operator: str) -> Row:
@@ -147,13 +154,15 @@ def _recurrent(operator: str) -> Row:
         reset_after: bool | None = None,
         activation: str = "",
     ) -> list[Any]:
-        told: dict[str, Any] = {"hidden_size": int(states[0].shape[-1])}
-        told |= {"direction": "reverse"} if reverse else {}
-        told |= {"linear_before_reset": int(reset_after)} if reset_after is not None else {}
-        told |= {"activations": [activation.capitalize()]} if activation else {}
+        attributes: dict[str, Any] = {"hidden_size": int(states[0].shape[-1])}
+        attributes |= {"direction": "reverse"} if reverse else {}
+        attributes |= {"linear_before_reset": int(reset_after)} if reset_after is not None else {}
+        attributes |= {"activations": [activation.capitalize()]} if activation else {}
         starts = [builder.unsqueeze(each, [0]) for each in states]
-        made = builder(operator, x, w, r, b, None, *starts, results=1 + len(states), **told)
-        outputs, *last = made
+        results = builder(
+            operator, x, w, r, b, None, *starts, results=1 + len(states), **attributes
+        )
+        outputs, *last = results
         return [builder.squeeze(outputs, [1]), *(builder.squeeze(each, [0]) for each in last)]
 
     return write
@@ -161,7 +170,7 @@ def _recurrent(operator: str) -> Row:
 
 def _operator(name: str, **fixed: float) -> Row:
     """Returns the row of an operator with the operands and attributes of the composite."""
-    return lambda builder, *operands, **told: builder(name, *operands, **fixed, **told)
+    return lambda builder, *operands, **attributes: builder(name, *operands, **fixed, **attributes)
 
 
 rule("extreme")(

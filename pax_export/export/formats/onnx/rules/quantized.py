@@ -32,8 +32,8 @@ _SINCE = {("symmetric", 8): 1, ("symmetric", 4): 21, ("asymmetric", 4): 21, ("fl
 
 
 @rule("dequantize")
-def dequantize(builder: GraphBuilder, *stored: Value, **told: Any) -> Any:
-    weight = QuantizedWeight.stored(builder, stored, Form(**told), builder.results[0].dtype)
+def dequantize(builder: GraphBuilder, *stored: Value, **params: Any) -> Any:
+    weight = QuantizedWeight.stored(builder, stored, Form(**params), builder.results[0].dtype)
     if weight is None:
         return None
     name = weight.written(tuple(range(stored[0].rank)), fused=False)
@@ -42,9 +42,9 @@ def dequantize(builder: GraphBuilder, *stored: Value, **told: Any) -> Any:
 
 @rule("quantized_dot")
 def quantized_dot(
-    builder: GraphBuilder, x: Value, *stored: Value, contracted: int, **told: Any
+    builder: GraphBuilder, x: Value, *stored: Value, contracted: int, **params: Any
 ) -> Any:
-    (result,), form = builder.results, Form(**told)
+    (result,), form = builder.results, Form(**params)
     weight = QuantizedWeight.stored(builder, stored, form, result.dtype)
     if weight is None:
         return None
@@ -63,17 +63,17 @@ def quantized_dot(
     if fused and x.rank == 2:  # of `MatMul` and `Add` onnxruntime would make `Gemm` instead
         x = Value(builder.unsqueeze(x, [0]), x.dtype, (1, *x.shape))
     numbers = (((x.rank - 1,), (0,)), ((), ()))
-    made = product(
+    output = product(
         builder, x, matrix, numbers, (*x.shape[:-1], matrix.shape[1]), np.dtype(np.float32)
     )
-    return builder.squeeze(made, [0] if x.rank > len(result.shape) else [])
+    return builder.squeeze(output, [0] if x.rank > len(result.shape) else [])
 
 
 @rule("quantized_rows")
-def quantized_rows(builder: GraphBuilder, index: Value, *given: Value, **told: Any) -> Any:
+def quantized_rows(builder: GraphBuilder, index: Value, *arrays: Value, **params: Any) -> Any:
     """Reads columns of the matrix as a product has it, so that a tied head has no other one."""
-    (result,), form = builder.results, Form(**told)
-    weight = QuantizedWeight.stored(builder, given, form, result.dtype)
+    (result,), form = builder.results, Form(**params)
+    weight = QuantizedWeight.stored(builder, arrays, form, result.dtype)
     groups = form.group is not None
     if weight is None or form.axis != -1 or not (groups or weight.is_by_channel(0)):
         return None
@@ -83,26 +83,28 @@ def quantized_rows(builder: GraphBuilder, index: Value, *given: Value, **told: A
     at = builder("Clip", index, *ends)
     # A session computes these once, when it loads the file.
     if form.bits == 4:  # no operator takes columns of these
-        made = builder("Gather", builder.cast(stored, np.int8), at, axis=1)
+        columns = builder("Gather", builder.cast(stored, np.int8), at, axis=1)
     else:  # onnxruntime fuses no product whose integers another operator reads
-        made = builder("Gather", builder.unsqueeze(stored, [0]), at, axis=2)
-        made = builder.squeeze(made, [0])
-    made = builder.cast(made, np.float32)
+        columns = builder("Gather", builder.unsqueeze(stored, [0]), at, axis=2)
+        columns = builder.squeeze(columns, [0])
+    columns = builder.cast(columns, np.float32)
     # Cast behind `Gather`: no product is fused whose scales in float32 another operator reads.
     scale = weight.stored_scales((1, 0) if groups else None, 0)
     scale = builder("Gather", scale, at, axis=1 if groups else 0)
     scale = weight.in_float32(scale)
     outer, size = list(index.shape), weight.shape[1]
     if groups:
-        made = builder.reshape(made, [size // form.group, form.group, *outer])
+        columns = builder.reshape(columns, [size // form.group, form.group, *outer])
         for zeros in weight.stored_zeros((1, 0)):
             zeros = builder("Gather", builder.cast(zeros, np.int8), at, axis=1)
-            made = builder("Sub", made, builder.unsqueeze(builder.cast(zeros, np.float32), [1]))
-        made = builder("Mul", made, builder.unsqueeze(scale, [1]))
-        made = builder.reshape(made, [size, *outer])
+            columns = builder(
+                "Sub", columns, builder.unsqueeze(builder.cast(zeros, np.float32), [1])
+            )
+        columns = builder("Mul", columns, builder.unsqueeze(scale, [1]))
+        columns = builder.reshape(columns, [size, *outer])
     else:
-        made = builder("Mul", made, scale)
-    return builder.transpose(made, [*range(1, len(outer) + 1), 0])
+        columns = builder("Mul", columns, scale)
+    return builder.transpose(columns, [*range(1, len(outer) + 1), 0])
 
 
 class RoundedInputs(NamedTuple):
@@ -143,41 +145,43 @@ def round_inputs(builder: GraphBuilder, x: Value, scale: Value, zero: Value) -> 
 
 
 def _written_inputs(builder: GraphBuilder, x: Value, integers: str, names: Sequence[str]) -> str:
-    made = builder("DequantizeLinear", integers, *names)
-    builder.integers[made] = RoundedInputs(integers, names[0], names[1], x)
+    result = builder("DequantizeLinear", integers, *names)
+    builder.integers[result] = RoundedInputs(integers, names[0], names[1], x)
 
     def turned(order: Sequence[int]) -> str:
         shape = tuple(x.shape[axis] for axis in order)
         before = Value(builder.transpose(x, order), x.dtype, shape)
         return _written_inputs(builder, before, builder.transpose(integers, order), names)
 
-    builder.turned[made] = turned
-    return made
+    builder.turned[result] = turned
+    return result
 
 
 @rule("round_rows")
 def round_rows(builder: GraphBuilder, x: Value, *, axes: Sequence[int]) -> Any:
-    given = builder.cast(x, np.float32)
-    name = builder("Abs", given)
+    numbers = builder.cast(x, np.float32)
+    name = builder("Abs", numbers)
     name = builder("ReduceMax", name, np.array(axes, np.int64), keepdims=1)
     positive = builder("Greater", name, np.float32(0))
     scale = builder("Where", positive, builder("Div", name, np.float32(127)), np.float32(1))
-    integers = builder("Round", builder("Div", given, scale))
+    integers = builder("Round", builder("Div", numbers, scale))
     return _written_rows(builder, x, integers, scale)
 
 
 def _written_rows(builder: GraphBuilder, x: Value, integers: str, scale: str) -> str:
-    made = builder("Mul", integers, scale)
+    result = builder("Mul", integers, scale)
     zero = np.array(128, np.uint8)
     unsigned = builder.cast(builder("Add", integers, np.float32(128)), np.uint8)
-    builder.integers[made] = RoundedRows(x, RoundedInputs(unsigned, scale, builder.constant(zero)))
+    builder.integers[result] = RoundedRows(
+        x, RoundedInputs(unsigned, scale, builder.constant(zero))
+    )
 
     def turned(order: Sequence[int]) -> str:
         names = [builder.transpose(each, order) for each in (integers, scale)]
         return _written_rows(builder, x, names[0], names[1])
 
-    builder.turned[made] = turned
-    return made
+    builder.turned[result] = turned
+    return result
 
 
 class QuantizedWeight:
@@ -215,21 +219,26 @@ class QuantizedWeight:
         builder, form = self._writer, self._form
         axis = list(order).index(len(order) + form.axis)
         if form.group is None:
-            lasting = [place for place, old in enumerate(order) if self._scales.shape[old] != 1]
+            lasting = [new for new, old in enumerate(order) if self._scales.shape[old] != 1]
             axis = lasting[0] if lasting else len(order) - 1
-        given = self.stored_integers(tuple(order))
+        integers = self.stored_integers(tuple(order))
         groups = form.group is not None
         if fused:
             scales = self.in_float32(self.stored_scales(order if groups else None, axis))
-            told = {"axis": axis, **({"block_size": form.group} if groups else {})}
+            attributes = {"axis": axis, **({"block_size": form.group} if groups else {})}
             inputs, *outputs = (self.shape[old] for old in order)
             is_matrix = len(outputs) == 1 and not groups
             if is_matrix and builder.opset >= _GROUPS and inputs > _BLOCK:
                 # A session repeats them once, when it loads the file.
                 shape = np.array([-(-inputs // _BLOCK), *outputs], np.int64)
-                scales, told = builder("Expand", scales, shape), {"axis": 0, "block_size": _BLOCK}
-            return builder("DequantizeLinear", given, scales, *self.stored_zeros(order), **told)
-        numbers = builder.cast(given, np.float32)
+                scales, attributes = (
+                    builder("Expand", scales, shape),
+                    {"axis": 0, "block_size": _BLOCK},
+                )
+            return builder(
+                "DequantizeLinear", integers, scales, *self.stored_zeros(order), **attributes
+            )
+        numbers = builder.cast(integers, np.float32)
         scales = self.in_float32(self.stored_scales(order, axis))
         if groups:
             sizes = [self.shape[old] for old in order]
@@ -238,17 +247,19 @@ class QuantizedWeight:
             for zeros in self.stored_zeros(order):
                 zeros = builder.unsqueeze(builder.cast(zeros, np.float32), [axis + 1])
                 numbers = builder("Sub", numbers, zeros)
-            made = builder("Mul", numbers, builder.unsqueeze(scales, [axis + 1]))
-            made = builder.reshape(made, sizes)
+            result = builder("Mul", numbers, builder.unsqueeze(scales, [axis + 1]))
+            result = builder.reshape(result, sizes)
         else:
-            made = builder("Mul", numbers, scales)
-        self._writer.integers[made] = self, tuple(order)
-        self._writer.turned[made] = lambda axes: self.written([order[each] for each in axes], False)
-        return made
+            result = builder("Mul", numbers, scales)
+        self._writer.integers[result] = self, tuple(order)
+        self._writer.turned[result] = lambda axes: self.written(
+            [order[each] for each in axes], False
+        )
+        return result
 
     def is_by_channel(self, axis: int) -> bool:
-        """Whether they are integers with one scale for each place along an axis."""
-        sizes = [size for place, size in enumerate(self._scales.shape) if place != axis]
+        """Whether they are integers with one scale for each index along an axis."""
+        sizes = [size for other, size in enumerate(self._scales.shape) if other != axis]
         is_integer = self._form.group is None and self._form.scheme != "float"
         return is_integer and all(size == 1 for size in sizes)
 
@@ -258,8 +269,8 @@ class QuantizedWeight:
         total = builder("MatMulInteger", x.integers, self.stored_integers(order), x.zero)
         by_row = x.scale not in builder.initializers
         scale = self.stored_scales(None, 1) if by_row else self.scale_with(x)
-        made = builder("Mul", builder.cast(total, np.float32), scale)
-        return builder("Mul", made, x.scale) if by_row else made
+        result = builder("Mul", builder.cast(total, np.float32), scale)
+        return builder("Mul", result, x.scale) if by_row else result
 
     def scale_with(self, x: RoundedInputs) -> str:
         """The name of the scales of products with inputs, one for each channel."""
@@ -285,14 +296,14 @@ class QuantizedWeight:
 
     def stored_zeros(self, order: Sequence[int]) -> list[str]:
         """The 4-bit zero points in an axis order, or None."""
-        builder, made = self._writer, []
+        builder, names = self._writer, []
         for leaf in self._zeros:
             name = f"{leaf}:int4:{''.join(map(str, order))}"
             if name not in builder.initializers:
                 turned = builder.initializers[leaf].transpose(order)
                 builder.store(np.ascontiguousarray(turned).astype(ml_dtypes.int4), name)
-            made.append(name)
-        return made
+            names.append(name)
+        return names
 
     def stored_scales(self, order: Sequence[int] | None, axis: int) -> str:
         """The scales as they are stored, in an axis order; with None along their only axis."""

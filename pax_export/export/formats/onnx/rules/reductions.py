@@ -102,9 +102,9 @@ def rank(builder: GraphBuilder, x: Value, *, axis: int, count: Operand, largest:
     """
     key: Any = x.name
     size, bad, count = builder.sizes.one(x.shape[axis]), None, builder.sizes.one(count)
-    place = np.array(axis, np.int64)
+    dimension = np.array(axis, np.int64)
     if not x.is_float and x.dtype.itemsize < 8:
-        counted = builder("CumSum", builder.cast(builder("Equal", key, key), np.int64), place)
+        counted = builder("CumSum", builder.cast(builder("Equal", key, key), np.int64), dimension)
         scaled = builder("Mul", builder.cast(x, np.int64), size)
         unlike = builder("Sub" if largest else "Add", scaled, counted)
         return builder.cast(_top(builder, unlike, count, axis, largest)[1], np.int32)
@@ -119,7 +119,7 @@ def rank(builder: GraphBuilder, x: Value, *, axis: int, count: Operand, largest:
     starts = builder.cast(builder("Not", builder("Equal", later, before)), np.int64)
     none = builder("Mul", builder("Slice", first, ends[0], ends[1], *along), ends[0])
     group = builder("Concat", none, starts, axis=axis)
-    group = builder("CumSum", group, place)
+    group = builder("CumSum", group, dimension)
     if bad is not None:
         at_end = builder("Not", bad) if largest else bad
         moved = builder("GatherElements", builder.cast(at_end, np.int64), first, axis=axis)

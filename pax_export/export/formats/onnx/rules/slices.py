@@ -76,16 +76,16 @@ def window(builder: GraphBuilder, x: Value, *starts: Value, sizes: Sequence[Any]
         return x
     begin = _starts_array(builder, [starts[axis] for axis in axes])
     end = _add(builder, begin, builder.sizes.shape([sizes[axis] for axis in axes]))
-    made = builder("Slice", x, begin, end, np.array(axes, np.int64))
-    return builder.declare(made, x, sizes)
+    result = builder("Slice", x, begin, end, np.array(axes, np.int64))
+    return builder.declare(result, x, sizes)
 
 
 @rule("put_window")
 def put_window(builder: GraphBuilder, x: Value, update: Value, *starts: Value) -> str:
     axes = [axis for axis in range(x.rank) if not same_size(x.shape[axis], update.shape[axis])]
     places = {axis: _starts_array(builder, [starts[axis]]) for axis in axes}
-    made = _replace_window(builder, x.name, update, axes, places)
-    return builder.declare(made, x, x.shape) if axes else made
+    result = _replace_window(builder, x.name, update, axes, places)
+    return builder.declare(result, x, x.shape) if axes else result
 
 
 def _starts_array(builder: GraphBuilder, starts: Sequence[Value]) -> Any:
@@ -151,9 +151,9 @@ def broadcast(builder: GraphBuilder, x: Value, result: Any, places: Sequence[int
     shape = tuple(result.shape)
     dtype = np.dtype(result.dtype)
     if x.known is not None and all(map(is_number, shape)) and np.prod(shape) <= _SMALL:
-        made = broadcast_array(x.known, shape=shape, broadcast_dimensions=places)
-        made = np.ascontiguousarray(made)
-        return Value(builder.constant(made), dtype, shape, made)
+        array = broadcast_array(x.known, shape=shape, broadcast_dimensions=places)
+        array = np.ascontiguousarray(array)
+        return Value(builder.constant(array), dtype, shape, array)
     added = [axis for axis in range(len(shape)) if axis not in places]
     source = x.thin if x.thin is not None else x.name
     bare = x.bare or (x.rank == 0 and x.thin is None)
@@ -162,7 +162,7 @@ def broadcast(builder: GraphBuilder, x: Value, result: Any, places: Sequence[int
     grows = (
         wide
         or bool(bare and shape)
-        or any(not same_size(x.shape[axis], shape[place]) for axis, place in enumerate(places))
+        or any(not same_size(x.shape[axis], shape[target]) for axis, target in enumerate(places))
     )
     if not grows and x.thin is None:
         return Value(thin, dtype, shape)
@@ -184,8 +184,8 @@ def iota(builder: GraphBuilder, dimension: int, **_: object) -> Value:
     numbers: Any = builder.arange(size)
     line = carrier(result.dtype)
     if isinstance(numbers, np.ndarray):
-        made = numbers.astype(result.dtype).astype(line)
-        row = Value(builder.constant(made), np.dtype(result.dtype), (size,), made)
+        values = numbers.astype(result.dtype).astype(line)
+        row = Value(builder.constant(values), np.dtype(result.dtype), (size,), values)
     else:
         name = builder.fit(builder.sizes.cast(numbers, builder.cast_to(line)), result.dtype)
         row = Value(name, np.dtype(result.dtype), (size,))

@@ -69,8 +69,8 @@ Ask = Callable[[Any], Any]
 
 def program() -> str | None:
     """Returns the path of Chromium or Chrome, or None."""
-    given = os.environ.get(PATH)
-    names = (given,) if given else _NAMES
+    configured = os.environ.get(PATH)
+    names = (configured,) if configured else _NAMES
     return next(filter(None, map(shutil.which, names)), None)
 
 
@@ -267,8 +267,8 @@ def run(path: str, cases: Iterable[Mapping[str, Any]]) -> list[Arrays]:
 
 
 def _call(ask: Ask, report: Report, key: str, inputs: Arrays) -> Arrays:
-    given = {name: pack_array(value) for name, value in inputs.items()}
-    found = ask({"key": javascript_name(key, report.signatures), "inputs": given})
+    arrays = {name: pack_array(value) for name, value in inputs.items()}
+    found = ask({"key": javascript_name(key, report.signatures), "inputs": arrays})
     return {
         each.name: unpack_array(each.dtype, shape, text)
         for each in report.signatures[key].outputs

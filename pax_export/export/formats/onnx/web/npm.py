@@ -89,8 +89,8 @@ def copy(package: Package, folder: Path) -> None:
     Raises:
         MissingPackageError: npm is missing, or cannot download it, or the archive has another hash.
     """
-    with stale_temporaries.scratch() as place:
-        archive = _download(package, place)
+    with stale_temporaries.scratch() as scratch:
+        archive = _download(package, scratch)
         digest = base64.b64encode(hashlib.sha512(archive.read_bytes()).digest()).decode()
         if digest != package.sha512:
             raise MissingPackageError(
@@ -111,19 +111,19 @@ def copy(package: Package, folder: Path) -> None:
                     shutil.copyfileobj(member, file)
 
 
-def _download(package: Package, place: Path) -> Path:
+def _download(package: Package, directory: Path) -> Path:
     command = ["npm", "pack", str(package), "--silent", "--prefer-offline", "--ignore-scripts"]
     try:
-        done = _run([*command, *_PATIENCE], place)
+        done = _run([*command, *_PATIENCE], directory)
         problem = done.stderr.strip()[-1000:] or done.stdout[-1000:] or f"exit {done.returncode}"
     except FileNotFoundError:
         check([package], "An export for browsers")
         raise
     except subprocess.TimeoutExpired:
         problem = f"no answer within {_SECONDS} s"
-    made = list(place.glob("*.tgz"))
-    if len(made) == 1:
-        return made[0]
+    archives = list(directory.glob("*.tgz"))
+    if len(archives) == 1:
+        return archives[0]
     raise MissingPackageError(
         "npm: a package cannot be downloaded.",
         where=str(package),
@@ -132,9 +132,9 @@ def _download(package: Package, place: Path) -> Path:
     )
 
 
-def _run(command: Sequence[str], place: Path) -> subprocess.CompletedProcess[str]:
+def _run(command: Sequence[str], directory: Path) -> subprocess.CompletedProcess[str]:
     quiet = {**os.environ, "npm_config_update_notifier": "false", "npm_config_loglevel": "error"}
     return subprocess.run(
-        command, cwd=place, env=quiet, capture_output=True, text=True, errors="replace",
+        command, cwd=directory, env=quiet, capture_output=True, text=True, errors="replace",
         timeout=_SECONDS, stdin=subprocess.DEVNULL,
     )  # fmt: skip
