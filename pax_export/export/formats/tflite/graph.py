@@ -67,12 +67,12 @@ def make_signature(
         integers=integers and not exact,
     )
 
-    made, portable = written_fast(
+    signature, portable = written_fast(
         lambda options: portable_program(program, weights.store, options),
         wanted,
         lambda portable: _signature(program, weights, exact, portable),
     )
-    return made, portable.notes
+    return signature, portable.notes
 
 
 def _signature(
@@ -112,26 +112,26 @@ def _check_places(program: Program) -> None:
     structs = program.traced.structs[len(program.traced.structs) - len(program.inputs.flat) :]
     places = [(f"input {each.name}", struct) for each, struct in zip(program.inputs.flat, structs)]
     places += [(f"output {n}", s) for n, s in zip(program.output_names, program.traced.results)]
-    for place, struct in places:
+    for where, struct in places:
         name = kind(dtypes.stored(struct))
         if name not in (*CARRIERS, "complex64"):
             raise UnsupportedOperationError(
                 f"TFLite does not compute with {name}.",
-                where=place,
+                where=where,
                 write="float32, int32 or another dtype of at most 32 bits, or another target, "
                 "e.g. to_saved_model",
             )
-        if place.startswith("output") and 0 in filter(is_static, struct.shape):
+        if where.startswith("output") and 0 in filter(is_static, struct.shape):
             raise UnsupportedOperationError(
                 "LiteRT cannot return an array without elements.",
-                where=place,
+                where=where,
                 got=str(list(struct.shape)),
                 write="the model without it, or another target, e.g. to_saved_model",
             )
-        if name == "complex64" and place.startswith("output"):
+        if name == "complex64" and where.startswith("output"):
             raise UnsupportedOperationError(
                 "TFLite cannot return complex numbers.",
-                where=place,
+                where=where,
                 write="the real and the imaginary part, each as an output",
             )
 
@@ -147,23 +147,23 @@ class Weights:
 
     def __init__(self, store: Store):
         self.store = store
-        self.places = {each.name: place for place, each in enumerate(store.variables)}
+        self.places = {each.name: index for index, each in enumerate(store.variables)}
         self._stored: dict[int, Tensor] = {}
 
-    def lazy(self, place: int) -> list[LazyWeight]:
+    def lazy(self, index: int) -> list[LazyWeight]:
         """Returns an array lazily, or the two parts of complex numbers."""
-        count = len(in_parts(self.store.variables[place].value))
-        return [LazyWeight(self, place, part) for part in range(count)]
+        count = len(in_parts(self.store.variables[index].value))
+        return [LazyWeight(self, index, part) for part in range(count)]
 
-    def stored(self, place: int) -> Tensor:
+    def stored(self, index: int) -> Tensor:
         """An array in the dtype that the model has."""
-        if place not in self._stored:
-            variable = self.store.variables[place]
+        if index not in self._stored:
+            variable = self.store.variables[index]
             array = np.asarray(variable.value)
             tensor = Tensor(array.shape, array.dtype, None, array)
             tensor.name, tensor.sources = variable.name, frozenset({variable.name})
-            self._stored[place] = tensor
-        return self._stored[place]
+            self._stored[index] = tensor
+        return self._stored[index]
 
 
 class LazyWeight(NamedTuple):
@@ -209,10 +209,10 @@ class _GraphConverter:
         return constant(value)
 
     def _by_rule(self, rule: Rule, equation: Equation, operands: list[Any]) -> list[Any] | None:
-        name, told = kept.operation(equation)
+        name, attributes = kept.operation(equation)
         operation = Operation(
             name,
-            told,
+            attributes,
             [atom.aval for atom in equation.invars],
             [variable.aval for variable in equation.outvars],
             self._sizes,
@@ -222,8 +222,10 @@ class _GraphConverter:
         stored = rule.options.get("stored", False)
         _check_dtypes(operation, stored)
         with of_source(self._converter.source):
-            given = [_now(each, stored) for each in operands]
-            return _apply_rule(rule, operation, given, {} if told is equation.params else told)
+            values = [_now(each, stored) for each in operands]
+            return _apply_rule(
+                rule, operation, values, {} if attributes is equation.params else attributes
+            )
 
 
 def _check_dtypes(operation: Operation, stored: bool) -> None:

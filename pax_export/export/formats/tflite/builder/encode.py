@@ -78,8 +78,8 @@ class _File:
         """The tensors of a graph by their ids, numbered; constants are noted."""
         found: dict[int, tuple[int, Tensor]] = {}
         operators = graph.operators
-        made = (each for o in operators for each in (*o.inputs, *o.outputs))
-        for each in (*graph.inputs, *made, *graph.outputs):
+        tensors = (each for o in operators for each in (*o.inputs, *o.outputs))
+        for each in (*graph.inputs, *tensors, *graph.outputs):
             if each is None or id(each) in found:
                 continue
             for one in (each, *([] if each.blocks is None else [each.blocks])):
@@ -111,11 +111,11 @@ class _File:
 
     def _table(self, kind: str, **fields: object) -> Any:
         """Returns a table of the schema, with fields named as in `schema.fbs`."""
-        made = getattr(self._schema, f"{kind}T")()
+        table = getattr(self._schema, f"{kind}T")()
         for name, value in fields.items():
             first, *rest = name.split("_")
-            setattr(made, first + "".join(map(str.capitalize, rest)), value)
-        return made
+            setattr(table, first + "".join(map(str.capitalize, rest)), value)
+        return table
 
     def _dtype(self, name: str) -> int:
         return getattr(self._schema.TensorType, name.upper())
@@ -130,15 +130,15 @@ class _File:
         )
 
     def _graph(self, graph: Graph, tensors: Mapping[int, tuple[int, Tensor]]) -> Any:
-        def places(given: Iterable[Any]) -> np.ndarray:
-            return np.array([-1 if t is None else tensors[id(t)][0] for t in given], np.int32)
+        def indices(values: Iterable[Any]) -> np.ndarray:
+            return np.array([-1 if t is None else tensors[id(t)][0] for t in values], np.int32)
 
         operators = [
             self._table(
                 "Operator",
                 opcode_index=self._codes[each.name, version(each)],
-                inputs=places(each.inputs),
-                outputs=places(each.outputs),
+                inputs=indices(each.inputs),
+                outputs=indices(each.outputs),
                 **self._options(each),
             )
             for each in graph.operators
@@ -146,8 +146,8 @@ class _File:
         return self._table(
             "SubGraph",
             tensors=[self._tensor(*each, tensors) for each in tensors.values()],
-            inputs=places(graph.inputs),
-            outputs=places(graph.outputs),
+            inputs=indices(graph.inputs),
+            outputs=indices(graph.outputs),
             operators=operators,
             name=graph.name,
         )
@@ -169,12 +169,12 @@ class _File:
 
     def _quantization(self, tensor: Tensor, tensors: Mapping[int, tuple[int, Tensor]]) -> Any:
         if tensor.blocks is not None:
-            (place, scales), size = tensors[id(tensor.blocks)], tensor.shape[-1]
-            told = {"scales": place, "zero_points": -1, "block_size": size // scales.shape[-1]}
+            (index, scales), size = tensors[id(tensor.blocks)], tensor.shape[-1]
+            fields = {"scales": index, "zero_points": -1, "block_size": size // scales.shape[-1]}
             return self._table(
                 "QuantizationParameters",
                 details_type=self._schema.QuantizationDetails.BlockwiseQuantization,
-                details=self._table("BlockwiseQuantization", **told),
+                details=self._table("BlockwiseQuantization", **fields),
             )
         if tensor.scale is None:
             return None
@@ -205,9 +205,9 @@ class _File:
         graph = signature.graph
         number = self._numbers[id(graph)]
 
-        def named(names: Sequence[str], given: Sequence[Tensor]) -> list[Any]:
-            places = (self._tensors[number][id(each)][0] for each in given)
-            pairs = zip(names, places)
+        def named(names: Sequence[str], tensors: Sequence[Tensor]) -> list[Any]:
+            indices = (self._tensors[number][id(each)][0] for each in tensors)
+            pairs = zip(names, indices)
             return [self._table("TensorMap", name=name, tensor_index=i) for name, i in pairs]
 
         return self._table(

@@ -39,8 +39,8 @@ def simplify(graph: Graph) -> None:
 def computed_weights(graphs: Iterable[Graph]) -> set[str]:
     """Returns the names of weights that are only in the numbers of other constants."""
     operators = (each for graph in graphs_of(graphs) for each in graph.operators)
-    held = (x for each in operators for x in each.inputs if x is not None and x.value is not None)
-    numbers = (x if x.twin is None else x.twin.scales_of_leaf for x in held)
+    stored = (x for each in operators for x in each.inputs if x is not None and x.value is not None)
+    numbers = (x if x.twin is None else x.twin.scales_of_leaf for x in stored)
     return {name for each in numbers if each.is_computed for name in each.sources}
 
 
@@ -84,14 +84,14 @@ def _in_memory_of_another(
     tensor: Tensor, graph: Graph, reads: Mapping[int, Sequence[object]]
 ) -> bool:
     """Whether a kernel may have written a tensor over its operand, which is a result as well."""
-    made = tensor.operator if tensor.graph is graph else None
-    return made is not None and any(
+    producer = tensor.operator if tensor.graph is graph else None
+    return producer is not None and any(
         each is not None
         and each.operator is not None
         and each.graph is graph
         and len(reads[id(each)]) == 1
-        and (made.name in _SAME_BYTES or _has_same_bytes(each, tensor))
-        for each in made.inputs
+        and (producer.name in _SAME_BYTES or _has_same_bytes(each, tensor))
+        for each in producer.inputs
     )
 
 
@@ -122,12 +122,12 @@ def _copy_of(tensor: Tensor, graph: Graph) -> Operator:
 def drop_unread(graph: Graph) -> None:
     """Removes operators whose results are not read."""
     read = {id(each) for each in graph.outputs}
-    kept = []
+    remaining = []
     for operator in reversed(graph.operators):
         if any(id(each) in read for each in operator.outputs):
             read.update(id(each) for each in operator.inputs if each is not None)
-            kept.append(operator)
-    graph.operators[:] = reversed(kept)
+            remaining.append(operator)
+    graph.operators[:] = reversed(remaining)
 
 
 class _Fusion:
@@ -140,17 +140,17 @@ class _Fusion:
         self._instead: dict[int, Tensor] = {}
 
     def run(self) -> None:
-        kept = []
+        remaining = []
         for operator in self._graph.operators:
             operator.inputs = [self._replacement_of(each) for each in operator.inputs]
             found = self._fuse_operator(operator)
             if found is None:
-                kept.append(operator)
+                remaining.append(operator)
                 continue
             (old,) = operator.outputs
             self._instead[id(old)] = found
             self._reads[id(found)] = self._reads[id(old)]
-        self._graph.operators[:] = kept
+        self._graph.operators[:] = remaining
         self._graph.outputs = [self._replacement_of(each) for each in self._graph.outputs]
 
     def _replacement_of(self, tensor: Tensor) -> Any:
@@ -167,10 +167,10 @@ class _Fusion:
     def _producer(self, tensor: Tensor) -> Operator | None:
         """Returns the operator of a tensor with one reader, before reshapes that keep channels."""
         while self._reads.get(id(tensor)) == 1 and tensor.operator and tensor.graph is self._graph:
-            made = tensor.operator
-            if made.name != "RESHAPE":
-                return made
-            source = made.inputs[0]
+            operator = tensor.operator
+            if operator.name != "RESHAPE":
+                return operator
+            source = operator.inputs[0]
             if not (source.shape and tensor.shape and source.shape[-1] == tensor.shape[-1]):
                 return None
             tensor = source
@@ -178,26 +178,26 @@ class _Fusion:
 
     def _fuse_activation(self, operator: Operator) -> Tensor | None:
         (x,) = operator.inputs
-        made = self._producer(x)
-        if made is None or made.name not in _ACTIVATED or _is_activated(made):
+        producer = self._producer(x)
+        if producer is None or producer.name not in _ACTIVATED or _is_activated(producer):
             return None
         if x.dtype != np.float32:
             return None
-        made.options = {**made.options, "fused_activation_function": operator.name}
+        producer.options = {**producer.options, "fused_activation_function": operator.name}
         return x
 
     def _keep_axes(self, operator: Operator) -> Tensor | None:
         """Lets a reduction keep its axes if a reshape inserts them again."""
         (x, _), (result,) = operator.inputs, operator.outputs
-        made = x.operator if self._reads.get(id(x)) == 1 and x.graph is self._graph else None
-        if made is None or made.name not in _REDUCTIONS or made.options["keep_dims"]:
+        producer = x.operator if self._reads.get(id(x)) == 1 and x.graph is self._graph else None
+        if producer is None or producer.name not in _REDUCTIONS or producer.options["keep_dims"]:
             return None
-        source, places = made.inputs
+        source, places = producer.inputs
         axes = {int(axis) for axis in np.atleast_1d(places.value)}
-        kept = [1 if axis in axes else size for axis, size in enumerate(source.shape)]
-        if list(result.shape) != kept or kept.count(None) > 1:
+        shape = [1 if axis in axes else size for axis, size in enumerate(source.shape)]
+        if list(result.shape) != shape or shape.count(None) > 1:
             return None
-        made.options = {**made.options, "keep_dims": True}
+        producer.options = {**producer.options, "keep_dims": True}
         x.shape = result.shape
         return x
 
@@ -206,11 +206,11 @@ class _Fusion:
         x, other = operator.inputs
         if x.value is not None:
             x, other = other, x
-        made = self._producer(x) if other.value is not None and x.dtype == np.float32 else None
-        if made is None or made.name not in _CHANNELS or _is_activated(made):
+        producer = self._producer(x) if other.value is not None and x.dtype == np.float32 else None
+        if producer is None or producer.name not in _CHANNELS or _is_activated(producer):
             return None
-        *places, axis = _CHANNELS[made.name]
-        weights, bias = (made.inputs[place] for place in places)
+        *places, axis = _CHANNELS[producer.name]
+        weights, bias = (producer.inputs[index] for index in places)
         if bias is not None and (bias.value is None or np.any(bias.value)):
             return None
         number, channels = np.asarray(other.value), weights.shape[axis]
@@ -221,8 +221,8 @@ class _Fusion:
         vector = np.ascontiguousarray(np.broadcast_to(number.reshape(-1), channels))
         new = Tensor(vector.shape, vector.dtype, None, vector)
         new.sources, new.is_computed = other.sources, other.is_computed
-        made.inputs = list(made.inputs)
-        made.inputs[places[1]] = new
+        producer.inputs = list(producer.inputs)
+        producer.inputs[places[1]] = new
         return x
 
 
@@ -242,10 +242,10 @@ _INT32 = np.iinfo(np.int32)
 
 def rounded(x: Tensor, scale: float, zero: int) -> Tensor:
     """Returns inputs rounded to the values of their integers."""
-    told = {"scale": scale, "zero": zero}  # so that others are another operator
-    (made,) = emit("QUANTIZE", [x], [(x.shape, np.int8)], **told)
-    _as(made, scale, zero)
-    return emit("DEQUANTIZE", [made], [(x.shape, np.float32)])[0]
+    options = {"scale": scale, "zero": zero}  # so that others are another operator
+    (integers,) = emit("QUANTIZE", [x], [(x.shape, np.int8)], **options)
+    _as(integers, scale, zero)
+    return emit("DEQUANTIZE", [integers], [(x.shape, np.float32)])[0]
 
 
 def _as(tensor: Tensor, scale: Any, zero: int | None) -> Tensor:
@@ -323,8 +323,8 @@ class _Integers:
     def _scale_of_result(self, operator: Operator) -> tuple[float, Any] | None:
         """Returns the scale and the zero point with which all readers round a result."""
         ends = self._ends(operator.outputs[0])
-        given = {(float(end.outputs[0].scale[0]), end.outputs[0].zero) for end in ends}
-        return given.pop() if len(given) == 1 else None
+        scales = {(float(end.outputs[0].scale[0]), end.outputs[0].zero) for end in ends}
+        return scales.pop() if len(scales) == 1 else None
 
     def _give_integers(self, operator: Operator, scale: float, zero: int) -> None:
         """Makes a result one of integers, which the operators that round it pass on."""

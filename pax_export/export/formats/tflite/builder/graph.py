@@ -222,15 +222,15 @@ def constants_shared() -> Iterator[None]:
 
 
 def computed_once(
-    what: tuple[Any, ...], given: Sequence[Tensor], compute: Callable[[], list[Tensor]]
+    what: tuple[Any, ...], inputs: Sequence[Tensor], compute: Callable[[], list[Tensor]]
 ) -> list[Tensor]:
     """Returns a value computed from constants; equal computations share one tensor."""
     known = getattr(_here, "computed", None)
     if known is None:
         return compute()
-    key = (*what, *map(id, given))
+    key = (*what, *map(id, inputs))
     if key not in known:
-        known[key] = compute(), given  # which keeps their ids
+        known[key] = compute(), inputs  # which keeps their ids
     return known[key][0]
 
 
@@ -277,43 +277,43 @@ def emit(
     **options: object,
 ) -> list[Tensor]:
     """The results of an operator, or of `fold` where all inputs are constants."""
-    given = [each for each in inputs if each is not None]
-    if fold is not None and all(each.value is not None for each in given):
+    operands = [each for each in inputs if each is not None]
+    if fold is not None and all(each.value is not None for each in operands):
         grown = _LARGEST_FOLDED
-        if name == "CAST" and given[0].sources and len(given[0].shape) > 1:
+        if name == "CAST" and operands[0].sources and len(operands[0].shape) > 1:
             # A file stores weights of integers unchanged.
-            grown = 0 if given[0].dtype.name in ("int8", "uint8") else grown
-        limit = max(grown, *(each.value.nbytes for each in given), 0)
+            grown = 0 if operands[0].dtype.name in ("int8", "uint8") else grown
+        limit = max(grown, *(each.value.nbytes for each in operands), 0)
         if all(_bytes(shape, dtype) <= limit for shape, dtype in results):
             return computed_once(
                 (name, *options.items(), *((tuple(s), np.dtype(d)) for s, d in results)),
-                given,
-                lambda: _folded(name, fold, given, results),
+                operands,
+                lambda: _folded(name, fold, operands, results),
             )
     return current().append(name, inputs, results, options)
 
 
 def _folded(
-    name: str, fold: Callable[..., Any], given: Sequence[Tensor], results: Any
+    name: str, fold: Callable[..., Any], operands: Sequence[Tensor], results: Any
 ) -> list[Tensor]:
-    first, sources = given[0], frozenset().union(*(each.sources for each in given))
+    first, sources = operands[0], frozenset().union(*(each.sources for each in operands))
     if name in _MOVES and first.twin is not None and first.twin is first.value:
-        others = [each.value for each in given[1:]]
+        others = [each.value for each in operands[1:]]
         value = first.twin.moved(lambda x: fold(x, *others), tuple(results[0][0]))
-        made = Tensor(value.shape, value.dtype, None, value)
-        made.twin, made.sources = value, sources
-        return [made]
+        result = Tensor(value.shape, value.dtype, None, value)
+        result.twin, result.sources = value, sources
+        return [result]
     with np.errstate(all="ignore"):
-        found = fold(*(np.asarray(each.value) for each in given))
+        found = fold(*(np.asarray(each.value) for each in operands))
     found = found if isinstance(found, list) else [found]
     pairs = zip(found, results)
-    made = [np.asarray(value).astype(dtype, copy=False) for value, (_, dtype) in pairs]
+    arrays = [np.asarray(value).astype(dtype, copy=False) for value, (_, dtype) in pairs]
     if not sources:
-        return [constant_tensor(each) for each in made]
-    tensors = [Tensor(each.shape, each.dtype, None, each) for each in made]
+        return [constant_tensor(each) for each in arrays]
+    tensors = [Tensor(each.shape, each.dtype, None, each) for each in arrays]
     for each in tensors:
         each.sources = sources
-        each.is_computed = name not in (*_MOVES, "CAST") or any(x.is_computed for x in given)
+        each.is_computed = name not in (*_MOVES, "CAST") or any(x.is_computed for x in operands)
     return tensors
 
 

@@ -101,8 +101,8 @@ class StoredNumbers:
         of_leaf = self.zeros_of_leaf
         return None if of_leaf is None else self._after_steps(self._for_each(of_leaf))
 
-    def _for_each(self, held: Tensor) -> np.ndarray:
-        each, group = np.asarray(held.value, np.float32), self.form.group
+    def _for_each(self, stored: Tensor) -> np.ndarray:
+        each, group = np.asarray(stored.value, np.float32), self.form.group
         each = each if group is None else np.repeat(each, group, each.ndim + self.form.axis)
         return np.broadcast_to(each, self._whole_shape)
 
@@ -118,8 +118,8 @@ class StoredNumbers:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         zeros, whole = self.zeros, self.integers.astype(np.float32)
-        made = (whole if zeros is None else whole - zeros) * self.scales
-        return made if dtype is None else made.astype(dtype, copy=False)
+        array = (whole if zeros is None else whole - zeros) * self.scales
+        return array if dtype is None else array.astype(dtype, copy=False)
 
 
 def numbers(
@@ -128,10 +128,10 @@ def numbers(
     """Returns the constant that integers, scales and zero points represent."""
     shape = form.shape(integers.shape)
     value = StoredNumbers(form, integers, scales, shape, zeros_of_leaf=zeros)
-    made = Tensor(shape, np.float32, None, value)
-    made.twin, made.sources = value, integers.sources | scales.sources
-    made.name = value.leaf.removesuffix(".integers")
-    return [made]
+    result = Tensor(shape, np.float32, None, value)
+    result.twin, result.sources = value, integers.sources | scales.sources
+    result.name = value.leaf.removesuffix(".integers")
+    return [result]
 
 
 def pairs(integers: Tensor) -> Tensor:
@@ -139,9 +139,9 @@ def pairs(integers: Tensor) -> Tensor:
 
     def packed() -> list[Tensor]:
         value = _in_pairs(unpacked(np.asarray(integers.value, np.int8), -1))
-        made = Tensor(value.shape, np.int8, None, value)
-        made.name, made.sources = f"{integers.name}:pairs", integers.sources
-        return [made]
+        result = Tensor(value.shape, np.int8, None, value)
+        result.name, result.sources = f"{integers.name}:pairs", integers.sources
+        return [result]
 
     return computed_once(("pairs",), [integers], packed)[0]
 
@@ -160,29 +160,31 @@ def store_integers(graphs: Sequence[Graph], accuracy_level: int) -> None:
     Products with them round activations to 8 bits if `accuracy_level` is 4; other operators read
     dequantized numbers, which LiteRT computes when it loads a file if scales are per channel.
     """
-    made: dict[tuple[int, bool], Stored | None] = {}
+    constants: dict[tuple[int, bool], Stored | None] = {}
     for graph in graphs_of(graphs):
         before: list[Operator] = []
         here: dict[int, Tensor] = {}
         for operator in graph.operators:
             fused = operator.name == "FULLY_CONNECTED" and accuracy_level == 4
-            for place, tensor in enumerate(operator.inputs):
+            for index, tensor in enumerate(operator.inputs):
                 if tensor is None or tensor.twin is None or tensor.value is None:
                     continue
                 if tensor.dtype != np.float32:  # integers already
                     continue
                 form = tensor.twin.form
-                direct = fused and place == 1 and (form.bits, form.group, form.scheme) in _FUSED
+                direct = fused and index == 1 and (form.bits, form.group, form.scheme) in _FUSED
                 key = id(tensor.value), direct
-                if key not in made:
-                    made[key] = weight_constants(tensor, direct, f"{form.bits}:{len(made)}")
-                stored = made[key]
+                if key not in constants:
+                    constants[key] = weight_constants(
+                        tensor, direct, f"{form.bits}:{len(constants)}"
+                    )
+                stored = constants[key]
                 if stored is None:
                     continue
                 if not direct and key[0] not in here:
                     here[key[0]] = _numbers(stored, graph, before)
                 new = stored.integers if direct else here[key[0]]
-                operator.inputs = [*operator.inputs[:place], new, *operator.inputs[place + 1 :]]
+                operator.inputs = [*operator.inputs[:index], new, *operator.inputs[index + 1 :]]
         graph.operators[:0] = before
 
 
@@ -258,9 +260,9 @@ def weight_constants(tensor: Tensor, direct: bool, suffix: str) -> Stored | None
 
 
 def _beside(stored: Tensor, kind: str, array: np.ndarray) -> Tensor:
-    made = Tensor(array.shape, array.dtype, None, array)
-    made.name = f"{stored.name}.{kind}"
-    return made
+    result = Tensor(array.shape, array.dtype, None, array)
+    result.name = f"{stored.name}.{kind}"
+    return result
 
 
 def _stored_integers(twin: StoredNumbers) -> np.ndarray:
@@ -269,10 +271,10 @@ def _stored_integers(twin: StoredNumbers) -> np.ndarray:
     if twin.form.scheme == "float":
         return twin.integers.astype(np.float16)
     if twin.form.bits != 4:
-        made = np.ascontiguousarray(twin.integers)
-        return _once(made, leaf)
-    made = _in_pairs(twin.integers)
-    return _once(made, pairs(leaf)) if twin.form.axis == -1 else made
+        integers = np.ascontiguousarray(twin.integers)
+        return _once(integers, leaf)
+    integers = _in_pairs(twin.integers)
+    return _once(integers, pairs(leaf)) if twin.form.axis == -1 else integers
 
 
 def _once(array: np.ndarray, other: Tensor) -> np.ndarray:
@@ -302,12 +304,12 @@ def _numbers(stored: Stored, graph: Graph, before: list[Operator]) -> Tensor:
     if blocks.dtype == np.float32:
         return add("MUL", [wide, blocks], integers.shape)
     count = blocks.shape.size
-    made = reshaped(wide, [count, GROUP])
+    grouped = reshaped(wide, [count, GROUP])
     for name, each in (("SUB", zeros), ("MUL", blocks)):
         if each is not None:
             by_group = reshaped(add("DEQUANTIZE", [each], each.shape), [count, 1])
-            made = add(name, [made, by_group], [count, GROUP])
-    return reshaped(made, integers.shape)
+            grouped = add(name, [grouped, by_group], [count, GROUP])
+    return reshaped(grouped, integers.shape)
 
 
 def read_integers(
@@ -370,7 +372,7 @@ def store_small(graphs: Sequence[Graph], kind: str) -> None:
 
 
 def _as_halves(graph: Graph) -> None:
-    made: dict[int, Tensor] = {}
+    replacements: dict[int, Tensor] = {}
     before: list[Operator] = []
 
     def small(tensor: Tensor) -> Any:
@@ -378,17 +380,17 @@ def _as_halves(graph: Graph) -> None:
             return tensor
         if tensor.value.size < 2:
             return tensor
-        if id(tensor) not in made:
+        if id(tensor) not in replacements:
             with np.errstate(over="ignore"):
                 halves = tensor.value.astype(np.float16)
             if not np.array_equal(np.isfinite(halves), np.isfinite(tensor.value)):
-                made[id(tensor)] = tensor  # too large for a half
+                replacements[id(tensor)] = tensor  # too large for a half
                 return tensor
             stored = Tensor(tensor.shape, np.float16, None, halves)
             stored.name = tensor.name
             before.append(_dequantized(stored, graph))
-            made[id(tensor)] = before[-1].outputs[0]
-        return made[id(tensor)]
+            replacements[id(tensor)] = before[-1].outputs[0]
+        return replacements[id(tensor)]
 
     for operator in graph.operators:
         operator.inputs = [small(each) for each in operator.inputs]
@@ -396,25 +398,25 @@ def _as_halves(graph: Graph) -> None:
 
 
 def _as_int8(graphs: Iterable[Graph]) -> None:
-    made: dict[tuple[int, int], Tensor] = {}
+    scaled: dict[tuple[int, int], Tensor] = {}
     for graph in graphs:
         tables: dict[int, Operator] = {}
         for operator in graph.operators:
-            place, axis = _INT8.get(operator.name, (-1, 0))
-            weights = operator.inputs[place] if place >= 0 else None
+            index, axis = _INT8.get(operator.name, (-1, 0))
+            weights = operator.inputs[index] if index >= 0 else None
             if weights is None or weights.value is None or weights.value.size < _FEWEST:
                 continue
             if weights.dtype != np.float32 or weights.value.ndim < 2:
                 continue
             key = id(weights.value), axis
-            if key not in made:
-                made[key] = _scaled(weights, axis)
-            stored = made[key]
+            if key not in scaled:
+                scaled[key] = _scaled(weights, axis)
+            stored = scaled[key]
             if operator.name == "GATHER":  # whose kernel gives what it is given
                 if id(stored) not in tables:
                     tables[id(stored)] = _dequantized(stored, graph)
                 (stored,) = tables[id(stored)].outputs
-            operator.inputs = [*operator.inputs[:place], stored, *operator.inputs[place + 1 :]]
+            operator.inputs = [*operator.inputs[:index], stored, *operator.inputs[index + 1 :]]
         graph.operators[:0] = tables.values()
 
 

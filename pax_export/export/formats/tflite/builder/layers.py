@@ -224,8 +224,8 @@ def at_least(x: Tensor, depth: int = _DEPTH) -> float:
     if name in _NONNEGATIVE:
         return 0.0
 
-    def bound(place: int) -> float:
-        return at_least(inputs[place], depth - 1)
+    def bound(index: int) -> float:
+        return at_least(inputs[index], depth - 1)
 
     if name in _KEEP:
         return bound(0)

@@ -33,12 +33,12 @@ def while_loop(
             each if each is here or each.operator else identity(each)
             for each, here in zip(results, step.inputs)
         ]
-    given = [*start, *_captured(outer, (test, step))]
+    inputs = [*start, *_captured(outer, (test, step))]
     step.outputs += step.inputs[len(start) :]
     shapes = [(shape, each.dtype) for each, shape in zip(start, shape_invariants)]
-    shapes += [(each.shape, each.dtype) for each in given[len(start) :]]
+    shapes += [(each.shape, each.dtype) for each in inputs[len(start) :]]
     graphs = {"cond_subgraph_index": test, "body_subgraph_index": step}
-    return _append(outer, "WHILE", given, shapes, graphs)[: len(start)]
+    return _append(outer, "WHILE", inputs, shapes, graphs)[: len(start)]
 
 
 def cond(which: Tensor, here: Callable, there: Callable) -> list[Tensor]:
@@ -54,13 +54,13 @@ def cond(which: Tensor, here: Callable, there: Callable) -> list[Tensor]:
         with graph.active():
             results = [graph.own(tensor(each)) for each in function()]
             graph.outputs = [each if each.operator else _copied(each) for each in results]
-    given = [which, *_captured(outer, tuple(graphs.values()))]
+    inputs = [which, *_captured(outer, tuple(graphs.values()))]
     first, second = (graph.outputs for graph in graphs.values())
     shapes = [
         ([n if n == m else None for n, m in zip(one.shape, other.shape)], one.dtype)
         for one, other in zip(first, second)
     ]
-    return _append(outer, "IF", given, shapes, graphs)
+    return _append(outer, "IF", inputs, shapes, graphs)
 
 
 def _copied(result: Tensor) -> Tensor:
@@ -85,9 +85,9 @@ def _captured(outer: Graph, graphs: Sequence[Graph]) -> list[Tensor]:
 
 
 def _append(
-    outer: Graph, name: str, given: list[Tensor], shapes: Any, graphs: dict[str, Graph]
+    outer: Graph, name: str, inputs: list[Tensor], shapes: Any, graphs: dict[str, Graph]
 ) -> list[Tensor]:
-    results = outer.append(name, given, shapes, {"number": len(outer.operators)})
+    results = outer.append(name, inputs, shapes, {"number": len(outer.operators)})
     operator = results[0].operator
     operator.graphs, operator.options = graphs, {}
     return results

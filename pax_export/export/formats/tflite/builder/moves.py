@@ -52,8 +52,8 @@ def _known_sizes(dims: Tensor) -> list[Any]:
         return [int(size) for size in dims.value]
     (rank,) = dims.shape
     if dims.made_by == "PACK":
-        given = dims.operator.inputs
-        return [None if each.value is None else int(each.value) for each in given]
+        scalars = dims.operator.inputs
+        return [None if each.value is None else int(each.value) for each in scalars]
     return [None] * rank
 
 
@@ -96,10 +96,10 @@ def reshape(x: Any, sizes: Any) -> Tensor:
     found = _known_sizes(target)
     if found.count(-1) == 1:
         rest = [size for size in found if size != -1]
-        place = found.index(-1)
-        found[place] = None
+        axis = found.index(-1)
+        found[axis] = None
         if x.shape.known and None not in rest and 0 not in rest:
-            found[place] = x.shape.size // int(np.prod(rest, dtype=np.int64))
+            found[axis] = x.shape.size // int(np.prod(rest, dtype=np.int64))
             target = constant(np.array(found, np.int32))
     if list(x.shape) == found and found.count(None) == 0:
         return x

@@ -168,7 +168,9 @@ def _alone(
     name: str, fold: Callable | None = None, dtype: DTypeLike | None = None, **fixed: object
 ) -> Callable[..., Tensor]:
     """Returns an operator with a result of the shape, and mostly the dtype, of its operand."""
-    return lambda x, **told: one(name, [x], [(x.shape, dtype or x.dtype)], fold, **fixed, **told)
+    return lambda x, **options: one(
+        name, [x], [(x.shape, dtype or x.dtype)], fold, **fixed, **options
+    )
 
 
 real = _alone("REAL", np.real, float32)
@@ -184,10 +186,10 @@ def _reduction(name: str, fold: Callable) -> Callable[..., Tensor]:
         rank = len(x.shape)
         axes = list(builtins.range(rank)) if axis is None else np.atleast_1d(axis).tolist()
         axes = sorted(each % rank for each in axes)
-        kept = [1 if i in axes else n for i, n in enumerate(x.shape) if keepdims or i not in axes]
+        shape = [1 if i in axes else n for i, n in enumerate(x.shape) if keepdims or i not in axes]
         places = constant(np.array(axes, np.int32))
         return one(
-            name, [x, places], [(kept, x.dtype)],
+            name, [x, places], [(shape, x.dtype)],
             lambda v, _: fold(v, axis=tuple(axes), keepdims=keepdims), keep_dims=keepdims,
         )  # fmt: skip
 
@@ -229,8 +231,10 @@ def cumsum(x: Tensor, axis: int = 0, reverse: bool = False) -> Tensor:
     def fold(v: Any, a: Any) -> Any:
         return np.flip(np.cumsum(np.flip(v, a), a), a) if reverse else np.cumsum(v, int(a))
 
-    place = constant(axis % len(x.shape), int32)
-    return one("CUMSUM", [x, place], [(x.shape, x.dtype)], fold, exclusive=False, reverse=reverse)
+    dimension = constant(axis % len(x.shape), int32)
+    return one(
+        "CUMSUM", [x, dimension], [(x.shape, x.dtype)], fold, exclusive=False, reverse=reverse
+    )
 
 
 for _name in ("add", "subtract", "multiply"):

@@ -52,19 +52,19 @@ def _invariants(structs: Sequence[Any]) -> list[Any]:
 
 
 @rule("while", thin=True, when=is_of_one)
-def while_loop(op: Operation, *given: TensorLike) -> list[Any]:
+def while_loop(op: Operation, *operands: TensorLike) -> list[Any]:
     first = op.params["cond_nconsts"]
     last = first + op.params["body_nconsts"]
     structs = op.results
-    start = _flat(op, given[last:], structs)
+    start = _flat(op, operands[last:], structs)
 
     def going(*state: PyTree) -> Any:
-        values = [*given[:first], *_values(state, structs)]
+        values = [*operands[:first], *_values(state, structs)]
         (found,) = op.run(op.params["cond_jaxpr"], values)
         return full(found() if callable(found) else found, (), op.sizes)
 
     def body(*state: PyTree) -> Any:
-        values = [*given[first:last], *_values(state, structs)]
+        values = [*operands[first:last], *_values(state, structs)]
         return _flat(op, op.run(op.params["body_jaxpr"], values), structs)
 
     shapes = _invariants(structs)
@@ -72,11 +72,11 @@ def while_loop(op: Operation, *given: TensorLike) -> list[Any]:
 
 
 @rule("scan", thin=True)
-def scan(op: Operation, *given: TensorLike) -> list[Any]:
-    constants, carry, inputs = scan_operands(op.params, list(given))
+def scan(op: Operation, *operands: TensorLike) -> list[Any]:
+    constants, carry, inputs = scan_operands(op.params, list(operands))
     program, length = op.params["jaxpr"], op.params["length"]
-    taken, made = _structs(program)
-    carried, rows = made[: len(carry)], op.results[len(carry) :]
+    body_inputs, body_outputs = _structs(program)
+    carried, rows = body_outputs[: len(carry)], op.results[len(carry) :]
     input_structs = scan_operands(op.params, list(op.operands))[2]
     start = _flat(op, carry, op.results[: len(carry)])
     whole = _flat(op, inputs, input_structs)
@@ -86,16 +86,16 @@ def scan(op: Operation, *given: TensorLike) -> list[Any]:
     buffers = [_zeros(op, struct, room) for struct in rows]
 
     def body(step: Any, *state: PyTree) -> Any:
-        place = count - 1 - step if op.params["reverse"] else step
+        index = count - 1 - step if op.params["reverse"] else step
         now = _values(state[: len(start)], carried)
-        slices = [lite.cast(moves.gather(bytes_of(x), place), x.dtype) for x in whole]
-        xs = _values(slices, taken[len(constants) + len(carry) :])
+        slices = [lite.cast(moves.gather(bytes_of(x), index), x.dtype) for x in whole]
+        xs = _values(slices, body_inputs[len(constants) + len(carry) :])
         results = op.run(program, [*constants, *now, *xs])
         after = _flat(op, results[: len(carry)], carried)
-        ys = _flat(op, results[len(carry) :], made[len(carry) :])
+        ys = _flat(op, results[len(carry) :], body_outputs[len(carry) :])
         written = []
         for old, new in zip(state[len(start) :], ys):
-            places = [place, *[lite.constant(0)] * (old.shape.rank - 1)]
+            places = [index, *[lite.constant(0)] * (old.shape.rank - 1)]
             written.append(updated(old, moves.expand_dims(new, 0), places))
         return (step + 1, *after, *written)
 
@@ -127,11 +127,11 @@ def _zeros(op: Operation, struct: Any, room: Any) -> Any:
 
 
 @rule("cond", thin=True, when=is_of_two)
-def cond(op: Operation, which: TensorLike, *given: TensorLike) -> list[Any]:
+def cond(op: Operation, which: TensorLike, *operands: TensorLike) -> list[Any]:
     which = moves.reshape(which, [])
 
     def run(branch: Any) -> Any:
-        return lambda: _flat(op, op.run(branch, list(given)), op.results)
+        return lambda: _flat(op, op.run(branch, list(operands)), op.results)
 
     first, second = map(run, op.params["branches"])
     return _values(loops.cond(lite.less_equal(which, 0), first, second), op.results)

@@ -117,20 +117,20 @@ def _convolve_groups(
     strides, dilation = (
         [int(each) for each in op.params[name]] for name in ("window_strides", "rhs_dilation")
     )
-    groups, channels, made = (int(op.params["feature_group_count"]), shape[-1], window[-1])
+    groups, channels, features = (int(op.params["feature_group_count"]), shape[-1], window[-1])
     if len(strides) == 1:  # a row is an image of height 1
         x, kernel = reshape(x, [shape[0], 1, *shape[1:]], op.sizes), moves.expand_dims(kernel, 0)
         strides, dilation = [1, *strides], [1, *dilation]
     options: Any = strides, dilation, _pads_itself(op)
     if groups == channels > 1 and len(strides) == 2:
-        kernel = moves.reshape(kernel, [*kernel.shape[:2], channels, made // channels])
+        kernel = moves.reshape(kernel, [*kernel.shape[:2], channels, features // channels])
         found = layers.depthwise_conv2d(x, kernel, *options)
     else:
         convolve: Any = layers.conv2d if len(strides) == 2 else layers.conv3d
         whole, pieces = (x, kernel), []
         for group in range(groups):
             if groups > 1:
-                each = channels // groups, made // groups
+                each = channels // groups, features // groups
                 whole = tuple(
                     cut(part, len(strides) + 1, group * n, (group + 1) * n, 1)
                     for part, n in zip((x, kernel), each)
@@ -150,8 +150,8 @@ def is_pool(equation: Equation) -> bool:
 
 
 def _axes(params: Mapping[str, Any]) -> list[int]:
-    given = zip(params["window_dimensions"], params["window_strides"], params["padding"])
-    return [axis for axis, each in enumerate(given) if each != (1, 1, (0, 0))]
+    windows = zip(params["window_dimensions"], params["window_strides"], params["padding"])
+    return [axis for axis, each in enumerate(windows) if each != (1, 1, (0, 0))]
 
 
 @rule("reduce_window_max", "reduce_window_sum", when=is_pool)

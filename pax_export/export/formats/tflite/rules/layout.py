@@ -32,8 +32,8 @@ from pax_export.export.portable.decompositions.convolutions import is_plain_pad
 def broadcast_in_dim(op: Operation, x: Tensor, *sizes: TensorLike) -> Any:
     shape, axes = op.params["shape"], op.params["broadcast_dimensions"]
     thin: list[Any] = [1] * len(shape)
-    for place, axis in enumerate(axes):
-        thin[axis] = 1 if x.shape[place] == 1 else op.operands[0].shape[place]
+    for index, axis in enumerate(axes):
+        thin[axis] = 1 if x.shape[index] == 1 else op.operands[0].shape[index]
     return reshape(x, thin, op.sizes)
 
 
@@ -226,7 +226,7 @@ def _last(rank: int, axis: int) -> list[int]:
 
 @rule("put")
 def put(op: Operation, x: Tensor, places: Tensor, rows: Tensor, *inside: Tensor, how: str) -> Any:
-    count, many = (op.sizes.of(op.operands[place].shape[0]) for place in (0, 1))
+    count, many = (op.sizes.of(op.operands[index].shape[0]) for index in (0, 1))
     known = inside[0].value if inside else None
     drops = bool(inside) and (known is None or not known.all())
     if how == "set" and is_static(many) and many == 1:

@@ -63,16 +63,16 @@ def dot_general(op: Operation, x: Tensor, y: Tensor) -> Any:
     return converted(wrapped(found, result_kind), result_kind, op.results[0].dtype.name)
 
 
-def _carried(op: Operation, place: int, x: Tensor, kind: str) -> Any:
-    old = op.operands[place].dtype.name
+def _carried(op: Operation, index: int, x: Tensor, kind: str) -> Any:
+    old = op.operands[index].dtype.name
     return converted(x, old, kind) if x.dtype != CARRIERS[kind] else x
 
 
 class _Side:
     """One operand of a product, as rows or columns of the contracted axis."""
 
-    def __init__(self, op: Operation, place: int, x: Tensor, batch: Any, summed: Any):
-        shape = op.operands[place].shape
+    def __init__(self, op: Operation, index: int, x: Tensor, batch: Any, summed: Any):
+        shape = op.operands[index].shape
         free = [axis for axis in range(len(shape)) if axis not in (*batch, *summed)]
         self.batch = [shape[axis] for axis in batch]
         self.outer = [shape[axis] for axis in free]
@@ -83,7 +83,7 @@ class _Side:
         rows, count = math.prod(self.outer), math.prod(self.inner)
         ends = [count, rows] if self.columns else [rows, count]
         few = [math.prod(self.batch)] if len(batch) > 2 else self.batch
-        if place == 0 and not (batch or self.columns) and len(summed) == 1 and 1 < len(free) < 4:
+        if index == 0 and not (batch or self.columns) and len(summed) == 1 and 1 < len(free) < 4:
             few, ends = [], [*self.outer, count]  # TFLite keeps the other axes of a usual layer
         self._sizes, self._several = op.sizes, len(ends) > 2
         self.tensor = reshape(moves.transpose(x, order), [*few, *ends], op.sizes)
@@ -122,9 +122,9 @@ def _whole_numbers(x: _Side, y: _Side, small: bool) -> Any:
 
 
 @rule("dequantize", thin=True, stored=True)
-def dequantize(op: Operation, *given: Tensor) -> Any:
+def dequantize(op: Operation, *operands: Tensor) -> Any:
     form = Form(**op.params)
-    stored = [_as_stored(each) for each in given]
+    stored = [_as_stored(each) for each in operands]
     if any(each.value is None for each in stored) or form.dtype == "float64":
         return None
     return computed_once(("dequantize", form), stored, partial(numbers, *stored, form=form))
@@ -136,16 +136,16 @@ def _as_stored(x: Tensor) -> Tensor:
     return x.operator.inputs[0] if casts else x
 
 
-def _carried_constant(*given: Tensor) -> list[Tensor]:
+def _carried_constant(*tensors: Tensor) -> list[Tensor]:
     """Returns stored weights as their carriers."""
-    return [part for each in given for part in to_carrier(each, each.dtype.name)]
+    return [part for each in tensors for part in to_carrier(each, each.dtype.name)]
 
 
 @rule("quantized_rows", thin=True, stored=True)
-def quantized_rows(op: Operation, index: Tensor, *given: Tensor) -> Any:
+def quantized_rows(op: Operation, index: Tensor, *arrays: Tensor) -> Any:
     form, operands = Form(**op.params), list(op.operands)
-    index, stored = op.full(_carried_constant(index)[0], operands[0].shape), _as_stored(given[0])
-    function, tables = quantized.few_rows, _carried_constant(*given)
+    index, stored = op.full(_carried_constant(index)[0], operands[0].shape), _as_stored(arrays[0])
+    function, tables = quantized.few_rows, _carried_constant(*arrays)
     if form.scheme == "float":
         if stored.value is None:
             raise NotInTargetError("it does not compute with float8.")
@@ -156,10 +156,10 @@ def quantized_rows(op: Operation, index: Tensor, *given: Tensor) -> Any:
         if form.bits == 4 and form.axis == -1:
             stored, function = pairs(stored), _rows_of_pairs
         # Rows are read from the product's table, so the file has the table of a tied head once.
-        kept = zip((stored, *map(_as_stored, given[1:])), tables)
+        matched = zip((stored, *map(_as_stored, arrays[1:])), tables)
         tables = [
             x if x.dtype == wide.dtype else emit("CAST", [x], [(x.shape, wide.dtype)])[0]
-            for x, wide in kept
+            for x, wide in matched
         ]
     return op.call(partial(function, **op.params), operands, [index, *tables])
 
@@ -168,9 +168,9 @@ def _codes(stored: Tensor) -> Tensor:
     """Returns the bits of float8 numbers, for which LiteRT has row lookups."""
 
     def bits() -> list[Tensor]:
-        made = Tensor(stored.shape, np.int8, None, np.asarray(stored.value).view(np.int8))
-        made.name, made.sources = stored.name, stored.sources
-        return [made]
+        result = Tensor(stored.shape, np.int8, None, np.asarray(stored.value).view(np.int8))
+        result.name, result.sources = stored.name, stored.sources
+        return [result]
 
     (table,) = computed_once(("codes",), [stored], bits)
     return emit("CAST", [table], [(table.shape, np.int32)])[0]
@@ -178,8 +178,8 @@ def _codes(stored: Tensor) -> Tensor:
 
 def _rows_of_codes(kind: Any, index: Any, codes: Any, scales: Any, **form: Any) -> Any:
     numbers = jnp.asarray(np.arange(256, dtype=np.uint8).view(kind).astype(np.float32))
-    made = numbers[codes[index].astype(jnp.int32) & 255] * scales[index]
-    return made.astype(form["dtype"])
+    rows = numbers[codes[index].astype(jnp.int32) & 255] * scales[index]
+    return rows.astype(form["dtype"])
 
 
 def _rows_of_pairs(index: Any, integers: Any, *scales: Any, **form: Any) -> Any:
@@ -203,6 +203,6 @@ def round_inputs(op: Operation, x: Tensor, scale: Tensor, zero: Tensor) -> Any:
 def round_rows(op: Operation, x: Tensor) -> Any:
     x = op.full(x, op.operands[0].shape)
     function = partial(quantized.round_rows, axes=op.params["axes"])
-    (made,) = op.call(function, op.operands, [x])
-    made.by_row = True
-    return made
+    (result,) = op.call(function, op.operands, [x])
+    result.by_row = True
+    return result
