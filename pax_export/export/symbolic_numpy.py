@@ -31,8 +31,8 @@ from pax_export._foundations.types import Array, ArrayLike, DTypeLike, PyTree, S
 from pax_export.export.portable.any_size import differentiable
 
 
-def _with_fallback(first: Callable, made: Callable) -> Callable:
-    """Calls jax's `first`; if it refuses a symbolic size, calls `made` instead."""
+def _with_fallback(first: Callable, fallback: Callable) -> Callable:
+    """Calls jax's `first`; if it refuses a symbolic size, calls `fallback` instead."""
 
     @functools.wraps(first)
     def function(*args: Any, **kwargs: Any) -> Any:
@@ -40,9 +40,9 @@ def _with_fallback(first: Callable, made: Callable) -> Callable:
             return first(*args, **kwargs)
         try:
             return first(*args, **kwargs)
-        except Exception as error:  # of jax, for a symbolic size or a wrong call; `made` may tell
+        except Exception as error:  # of jax, for a symbolic size or a wrong call: `fallback` tells
             try:
-                result = made(*args, **kwargs)
+                result = fallback(*args, **kwargs)
             except TypeError:  # it has fewer parameters
                 raise error from None
             if result is NotImplemented:
@@ -53,10 +53,10 @@ def _with_fallback(first: Callable, made: Callable) -> Callable:
     return function
 
 
-def _is_symbolic(*given: PyTree) -> bool:
+def _is_symbolic(*arguments: PyTree) -> bool:
     """Returns whether an argument, or a size of one, is symbolic."""
     is_one = jax.export.is_symbolic_dim
-    leaves = tree_leaves(given)
+    leaves = tree_leaves(arguments)
     return any(is_one(e) or any(map(is_one, getattr(e, "shape", ()))) for e in leaves)
 
 
@@ -98,10 +98,10 @@ def _arange(
     dtype: DTypeLike | None = None,
 ) -> Any:
     """Handles whole numbers that are fractions of symbols."""
-    given = [start, step] if stop is None else [start, stop, step]
-    if any(isinstance(each, float) and not each.is_integer() for each in given):
+    numbers = [start, step] if stop is None else [start, stop, step]
+    if any(isinstance(each, float) and not each.is_integer() for each in numbers):
         return NotImplemented
-    whole = [int(each) if isinstance(each, float) else each for each in given]
+    whole = [int(each) if isinstance(each, float) else each for each in numbers]
     if not all(isinstance(each, int) or jax.export.is_symbolic_dim(each) for each in whole):
         return NotImplemented
     *ends, by = whole
@@ -165,12 +165,12 @@ def _searchsorted(
     if sorter is not None:
         a = a[jnp.asarray(sorter)]
     size = jnp.asarray(a.shape[0], jnp.int32)
-    held = jnp.concatenate([a, jnp.zeros(1, kind)])  # never empty
+    padded = jnp.concatenate([a, jnp.zeros(1, kind)])  # never empty
 
     def halve(_: Any, ends: tuple[Array, Array]) -> Any:
         low, high = ends
         middle = low + (high - low) // 2
-        there = held[middle]
+        there = padded[middle]
         after = _is_less(there, v) if side == "left" else ~_is_less(v, there)
         after = after & (low < high)
         return jnp.where(after, middle + 1, low), jnp.where(after, high, middle)
@@ -357,8 +357,8 @@ def _irfft(a: ArrayLike, n: Size | None = None, axis: int = -1, norm: str | None
         return NotImplemented
     a = jnp.moveaxis(jnp.asarray(a), axis, -1)
     size = 2 * (a.shape[-1] - 1) if n is None else n
-    wanted, held = size // 2 + 1, a.shape[-1]
-    if wanted != held:  # it is unknown which is larger
+    wanted, available = size // 2 + 1, a.shape[-1]
+    if wanted != available:  # it is unknown which is larger
         a = lax.pad(a, jnp.zeros((), a.dtype), [(0, 0, 0)] * (a.ndim - 1) + [(0, wanted, 0)])
         a = lax.slice(a, [0] * a.ndim, [*a.shape[:-1], wanted])
     return jnp.moveaxis(lax.fft(a, "irfft", (size,)), -1, axis)
@@ -385,21 +385,21 @@ def for_any_size(fun: Callable) -> Callable:
     @functools.wraps(fun)
     def function(*args: Any, **kwargs: Any) -> Any:
         leaves, tree = tree_flatten((args, kwargs))
-        places = [place for place, leaf in enumerate(leaves) if _is_array(leaf)]
+        positions = [position for position, leaf in enumerate(leaves) if _is_array(leaf)]
 
         def flat(*values: Array) -> Any:
             filled = list(leaves)
-            for place, value in zip(places, values):
-                filled[place] = value
-            given, named = tree_unflatten(tree, filled)
-            return fun(*given, **named)
+            for position, value in zip(positions, values):
+                filled[position] = value
+            positional, named = tree_unflatten(tree, filled)
+            return fun(*positional, **named)
 
-        values = [leaves[place] for place in places]
+        values = [leaves[position] for position in positions]
         program, result = jax.make_jaxpr(flat, return_shape=True)(*values)
-        made = differentiable(program)
-        if made is program:
+        rebuilt = differentiable(program)
+        if rebuilt is program:
             return fun(*args, **kwargs)
-        return tree_unflatten(tree_flatten(result)[1], jaxpr_as_fun(made)(*values))
+        return tree_unflatten(tree_flatten(result)[1], jaxpr_as_fun(rebuilt)(*values))
 
     return function
 

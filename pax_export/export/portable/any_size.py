@@ -75,7 +75,7 @@ def _scan(equation: Equation) -> Callable[..., Any] | None:
     body = jaxpr_as_fun(jaxpr)
 
     def scan(*operands: Array) -> list[Any]:
-        held, start, rows = scan_operands(params, operands)
+        constants, start, rows = scan_operands(params, operands)
         spare = 0 if _is_one_at_least(length) else 1  # jax takes nothing of what may be empty
         kinds = [(each.shape, each.dtype) for each in jaxpr.out_avals[len(start) :]]
         if spare:
@@ -83,7 +83,7 @@ def _scan(equation: Equation) -> Callable[..., Any] | None:
                     for each in rows]  # fmt: skip
 
         def run(carry: list[Any], row: list[Any]) -> tuple[list[Any], list[Any]]:
-            found = body(*held, *carry, *row)
+            found = body(*constants, *carry, *row)
             return found[: len(start)], found[len(start) :]
 
         def skip(carry: list[Any], row: list[Any]) -> tuple[list[Any], list[Any]]:
@@ -172,11 +172,11 @@ def _convolution(equation: Equation) -> Callable[..., Any] | None:
     params = equation.params
     lhs_spec, rhs_spec, out_spec = params["dimension_numbers"]
     padding, strides = params["padding"], params["window_strides"]
-    given, kernel, made = (
+    lhs_sizes, rhs_sizes, out_sizes = (
         [atom.aval.shape[axis] for axis in spec[2:]]
         for atom, spec in zip((*equation.invars, *equation.outvars), (lhs_spec, rhs_spec, out_spec))
     )
-    moves = any(step > 1 for step in strides) and _is_symbolic(*given, *kernel)
+    moves = any(step > 1 for step in strides) and _is_symbolic(*lhs_sizes, *rhs_sizes)
     if not (moves or any(_is_symbolic(*pair) for pair in padding)):
         return _groups(equation)
     widths: list[tuple[Any, Any, int]] = [(0, 0, 0)] * len(lhs_spec)
@@ -184,11 +184,11 @@ def _convolution(equation: Equation) -> Callable[..., Any] | None:
     more = False
     for number, axis in enumerate(lhs_spec[2:]):
         (low, high), gap = padding[number], params["lhs_dilation"][number]
-        reach = (kernel[number] - 1) * params["rhs_dilation"][number] + 1
-        spare = 0 if _is_one_at_least(made[number]) else 1
+        reach = (rhs_sizes[number] - 1) * params["rhs_dilation"][number] + 1
+        spare = 0 if _is_one_at_least(out_sizes[number]) else 1
         more = more or bool(spare)
-        covered = (made[number] + spare - 1) * strides[number] + reach
-        rest = low + (given[number] - 1) * gap + 1 + high - covered
+        covered = (out_sizes[number] + spare - 1) * strides[number] + reach
+        rest = low + (lhs_sizes[number] - 1) * gap + 1 + high - covered
         widths[axis] = (low, high - rest, gap - 1)
     none = {"padding": ((0, 0),) * len(padding), "lhs_dilation": (1,) * len(padding)}
 

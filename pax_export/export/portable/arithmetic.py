@@ -47,8 +47,8 @@ def broadcast_array(
     x: Array, *, shape: Sequence[Any], broadcast_dimensions: Sequence[int], **_: object
 ) -> Any:
     between = [1] * len(shape)
-    for axis, place in enumerate(broadcast_dimensions):
-        between[place] = x.shape[axis]
+    for axis, dimension in enumerate(broadcast_dimensions):
+        between[dimension] = x.shape[axis]
     return np.broadcast_to(x.reshape(between), shape)
 
 
@@ -197,8 +197,8 @@ def is_known(equation: Equation, operands: Sequence[Any]) -> bool:
 
     Operands are values of a format, whose ``known`` is the array of a literal, or None.
     """
-    given = [each.known for each in operands if each.known is not None]
-    if not operands or len(given) < len(operands):
+    literals = [each.known for each in operands if each.known is not None]
+    if not operands or len(literals) < len(operands):
         return False
     results: list[Any] = [each.aval for each in equation.outvars]
     is_float = (jax.numpy.issubdtype(e.dtype, jax.numpy.floating) for e in (*operands, *results))
@@ -206,7 +206,7 @@ def is_known(equation: Equation, operands: Sequence[Any]) -> bool:
         return False
     if equation.effects or any(True for _ in inner_programs(equation)):
         return False
-    most = max(_FEW, *map(np.size, given))
+    most = max(_FEW, *map(np.size, literals))
     return all(is_static(each.shape) and math.prod(each.shape) <= most for each in results)
 
 
@@ -217,9 +217,9 @@ def computed_equation(equation: Equation, operands: Sequence[Any]) -> Sequence[A
     result = equation.outvars[0]
     moves = equation.primitive.name in MOVES and not is_key(result.aval.dtype)
     if function is not None and (moves or (dtypes <= _BY_NUMPY and len(dtypes) < 2)):
-        given = [np.asarray(each) for each in operands]
+        arrays = [np.asarray(each) for each in operands]
         with np.errstate(all="ignore"):
-            return [np.asarray(function(*given, **equation.params), result.aval.dtype)]
+            return [np.asarray(function(*arrays, **equation.params), result.aval.dtype)]
     with jax.ensure_compile_time_eval():  # a pass may be tracing
         return bind_equation(equation, [jax.numpy.asarray(each) for each in operands])
 
@@ -227,8 +227,8 @@ def computed_equation(equation: Equation, operands: Sequence[Any]) -> Sequence[A
 def computed(program: PortableProgram) -> PortableProgram:
     """Returns the program with results of known arrays as additional weights."""
     known, frontier = _frontier(program)
-    taken: set[str] = {each.name for each in program.weights}
-    weights = [_weight(known, atom, taken) for atom in frontier]
+    names: set[str] = {each.name for each in program.weights}
+    weights = [_weight(known, atom, names) for atom in frontier]
     order = [*frontier, *program.inputs]
     left = _needed_after(program.jaxpr, set(order))
 
@@ -296,18 +296,18 @@ def _spread(known: KnownValues, frontier: Sequence[Any]) -> list[Any]:
     return found
 
 
-def _needed_after(jaxpr: Jaxpr, given: set[Any]) -> list[Any]:
-    """The equations that the results of a program need where some variables are given."""
-    used = {atom for atom in jaxpr.outvars if not is_literal(atom)} - given
-    kept = []
+def _needed_after(jaxpr: Jaxpr, operands: set[Any]) -> list[Any]:
+    """The equations that the results of a program need where some variables are operands."""
+    used = {atom for atom in jaxpr.outvars if not is_literal(atom)} - operands
+    equations = []
     for equation in reversed(jaxpr.eqns):
         if equation.effects or not used.isdisjoint(equation.outvars):
-            kept.append(equation)
-            used.update(a for a in equation.invars if not (is_literal(a) or a in given))
-    return kept[::-1]
+            equations.append(equation)
+            used.update(a for a in equation.invars if not (is_literal(a) or a in operands))
+    return equations[::-1]
 
 
-def _weight(known: KnownValues, atom: Atom, taken: set[str]) -> Weight:
+def _weight(known: KnownValues, atom: Atom, names: set[str]) -> Weight:
     """Returns a known array as a weight; a computed one is named after its largest source."""
     if atom not in known.makers:
         return known.given[atom]
@@ -315,7 +315,7 @@ def _weight(known: KnownValues, atom: Atom, taken: set[str]) -> Weight:
     name = ""
     if sources:
         base = name = f"{sources[0]}:folded"
-        while name in taken:
-            name = f"{base}{len(taken)}"
-        taken.add(name)
+        while name in names:
+            name = f"{base}{len(names)}"
+        names.add(name)
     return Weight(name, known.array(atom), sources)

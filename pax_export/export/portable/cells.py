@@ -147,13 +147,13 @@ def step_results(program: TracedProgram, constants: Sequence[Any], carries: int)
         constants: the values of its first operands, which all steps share.
         carries: the number of operands that come from the previous step.
     """
-    count, given = len(constants), jaxpr_of(program).invars
+    count, invars = len(constants), jaxpr_of(program).invars
     operands: list[Any] = [
-        _array(lambda value=value: value, atom.aval.shape) for value, atom in zip(constants, given)
+        _array(lambda value=value: value, atom.aval.shape) for value, atom in zip(constants, invars)
     ]
-    for place, atom in enumerate(given[count:]):
-        name, place = ("carry", place) if place < carries else ("row", place - carries)
-        operands.append(StepValue(name, (), atom.aval.shape, atom.aval.ndim - 1, place))
+    for index, atom in enumerate(invars[count:]):
+        name, index = ("carry", index) if index < carries else ("row", index - carries)
+        operands.append(StepValue(name, (), atom.aval.shape, atom.aval.ndim - 1, index))
     return _results(program, operands)
 
 
@@ -163,11 +163,11 @@ def _results(program: TracedProgram, operands: Sequence[Any]) -> list[Any]:
     for variable, array in zip(jaxpr.constvars, getattr(program, "consts", ())):
         values[variable] = _array(lambda array=array: jnp.asarray(array), variable.aval.shape)
     for equation in jaxpr.eqns:
-        given = [_read(values, atom) for atom in equation.invars]
+        inputs = [_read(values, atom) for atom in equation.invars]
         called = called_program(equation)
         with source_of(equation):
-            made = _made(equation, given) if called is None else _results(called, given)
-        values.update(zip(equation.outvars, made))
+            outputs = _made(equation, inputs) if called is None else _results(called, inputs)
+        values.update(zip(equation.outvars, outputs))
     return [_read(values, atom) for atom in jaxpr.outvars]
 
 
@@ -178,57 +178,57 @@ def _read(values: dict[Any, Any], atom: Atom) -> Any:
     return _array(lambda: jnp.asarray(atom.val, atom.aval.dtype), atom.aval.shape, number)
 
 
-def _made(equation: Equation, given: list[Any]) -> Sequence[Any]:
+def _made(equation: Equation, operands: list[Any]) -> Sequence[Any]:
     name, results = equation.primitive.name, equation.outvars
-    if all(isinstance(each, Known) for each in given) and not equation.effects:
+    if all(isinstance(each, Known) for each in operands) and not equation.effects:
         if not any(True for _ in inner_programs(equation)):
-            return _known(equation, given)
+            return _known(equation, operands)
     dtypes = {each.aval.dtype for each in (*equation.invars, *results)}
     rule = _RULES.get(name) if len(dtypes) == 1 else None
-    made = None if rule is None else rule(equation, given)
-    return [StepValue("other", (), each.aval.shape) for each in results] if made is None else made
+    found = None if rule is None else rule(equation, operands)
+    return [StepValue("other", (), each.aval.shape) for each in results] if found is None else found
 
 
-def _known(equation: Equation, given: Sequence[Known]) -> list[Known]:
+def _known(equation: Equation, operands: Sequence[Known]) -> list[Known]:
     results: list[Any] = []
 
     def all_results() -> list[Any]:
         if not results:
             with source_of(equation):
-                results.extend(bind_equation(equation, [each.array for each in given]))
+                results.extend(bind_equation(equation, [each.array for each in operands]))
         return results
 
-    made = [
+    arrays = [
         _array(lambda at=at: all_results()[at], each.aval.shape)
         for at, each in enumerate(equation.outvars)
     ]
-    if equation.primitive.name == "broadcast_in_dim" and len(given) == 1:
-        shape, places = equation.params["shape"], equation.params["broadcast_dimensions"]
-        (of,) = given
+    if equation.primitive.name == "broadcast_in_dim" and len(operands) == 1:
+        shape, dimensions = equation.params["shape"], equation.params["broadcast_dimensions"]
+        (of,) = operands
 
         def thin() -> Any:
             inner = of.thin()
             sizes = [1] * len(shape)
-            for axis, place in enumerate(places):
-                sizes[place] = inner.shape[axis]
+            for axis, dimension in enumerate(dimensions):
+                sizes[dimension] = inner.shape[axis]
             return inner.reshape(sizes)
 
-        return [Known(made[0].make, tuple(shape), thin, of.number)]
-    return made
+        return [Known(arrays[0].make, tuple(shape), thin, of.number)]
+    return arrays
 
 
 def _pieces(value: Any) -> tuple[Any, ...]:
     return value.of if value.name == "joined" else (value,)
 
 
-def _dot(equation: Equation, given: Sequence[Any]) -> list[Any] | None:
+def _dot(equation: Equation, operands: Sequence[Any]) -> list[Any] | None:
     ((left, right), batch) = equation.params["dimension_numbers"]
     if any(batch) or len(left) != 1:
         return None
-    (x, w), (axis, of_w) = given, (left[0], right[0])
+    (x, w), (axis, of_w) = operands, (left[0], right[0])
     if isinstance(x, Known):
         x, w, axis, of_w = w, x, of_w, axis
-    first = x is given[0]
+    first = x is operands[0]
     if not isinstance(x, StepValue) or not isinstance(w, Known) or len(w.shape) != 2:
         return None
     if axis != x.axis or not is_static(w.shape) or x.name == "other":
@@ -245,8 +245,8 @@ def _dot(equation: Equation, given: Sequence[Any]) -> list[Any] | None:
     return [Affine(tuple(terms), None, matrix.shape[1], shape, len(shape) - 1 if first else 0)]
 
 
-def _add(equation: Equation, given: Sequence[Any]) -> list[Any] | None:
-    x, y = given
+def _add(equation: Equation, operands: Sequence[Any]) -> list[Any] | None:
+    x, y = operands
     sign = 1 if equation.primitive.name == "add" else -1
     if isinstance(x, Known) and sign > 0:
         x, y = y, x
@@ -255,29 +255,29 @@ def _add(equation: Equation, given: Sequence[Any]) -> list[Any] | None:
     if isinstance(x, Affine) and isinstance(y, Known):
         vector = y.vector(x.axis, len(x.shape))
         return None if vector is None else [x.shifted(vector, sign)]
-    return _function(equation, given)
+    return _function(equation, operands)
 
 
-def _function(equation: Equation, given: Sequence[Any]) -> list[Any] | None:
+def _function(equation: Equation, operands: Sequence[Any]) -> list[Any] | None:
     """Returns an elementwise function of values with the same layout."""
-    axes = {each.axis for each in given if not isinstance(each, Known)}
-    if len(axes) != 1 or any(_is_other(each) for each in given):
+    axes = {each.axis for each in operands if not isinstance(each, Known)}
+    if len(axes) != 1 or any(_is_other(each) for each in operands):
         return None
     shape = equation.outvars[0].aval.shape
-    return [StepValue(equation.primitive.name, tuple(given), shape, *axes)]
+    return [StepValue(equation.primitive.name, tuple(operands), shape, *axes)]
 
 
 def _is_other(value: object) -> bool:
     return isinstance(value, StepValue) and value.name == "other"
 
 
-def _concatenate(equation: Equation, given: Sequence[Any]) -> list[Any] | None:
+def _concatenate(equation: Equation, operands: Sequence[Any]) -> list[Any] | None:
     axis, shape = equation.params["dimension"], equation.outvars[0].aval.shape
-    if not all(isinstance(each, StepValue) and each.axis == axis for each in given):
+    if not all(isinstance(each, StepValue) and each.axis == axis for each in operands):
         return None
-    if any(_is_other(each) for each in given):
+    if any(_is_other(each) for each in operands):
         return None
-    return [StepValue("joined", tuple(p for each in given for p in _pieces(each)), shape, axis)]
+    return [StepValue("joined", tuple(p for each in operands for p in _pieces(each)), shape, axis)]
 
 
 def _parts(value: Any, axis: int, bounds: Sequence[tuple[int, int]], shapes: Any) -> Any:
@@ -290,30 +290,30 @@ def _parts(value: Any, axis: int, bounds: Sequence[tuple[int, int]], shapes: Any
     return None
 
 
-def _split(equation: Equation, given: Sequence[Any]) -> list[Any] | None:
+def _split(equation: Equation, operands: Sequence[Any]) -> list[Any] | None:
     begin, bounds = 0, []
     for size in equation.params["sizes"]:
         bounds.append((begin, begin + int(size)))
         begin += int(size)
     shapes = [each.aval.shape for each in equation.outvars]
-    return _parts(given[0], equation.params["axis"], bounds, shapes)
+    return _parts(operands[0], equation.params["axis"], bounds, shapes)
 
 
-def _slice(equation: Equation, given: Sequence[Any]) -> list[Any] | None:
-    told, (x,) = equation.params, given
+def _slice(equation: Equation, operands: Sequence[Any]) -> list[Any] | None:
+    params, (x,) = equation.params, operands
     shape = equation.outvars[0].aval.shape
-    if isinstance(x, Known) or _is_other(x) or any(n != 1 for n in told["strides"] or ()):
+    if isinstance(x, Known) or _is_other(x) or any(n != 1 for n in params["strides"] or ()):
         return None
-    whole = zip(told["start_indices"], told["limit_indices"], x.shape)
+    whole = zip(params["start_indices"], params["limit_indices"], x.shape)
     others = [each for axis, each in enumerate(whole) if axis != x.axis]
     if any(str(begin) != "0" or str(end) != str(size) for begin, end, size in others):
         return None
-    bounds = told["start_indices"][x.axis], told["limit_indices"][x.axis]
+    bounds = params["start_indices"][x.axis], params["limit_indices"][x.axis]
     return _parts(x, x.axis, [bounds], [shape])
 
 
-def _transpose(equation: Equation, given: Sequence[Any]) -> list[Any] | None:
-    (x,), shape = given, equation.outvars[0].aval.shape
+def _transpose(equation: Equation, operands: Sequence[Any]) -> list[Any] | None:
+    (x,), shape = operands, equation.outvars[0].aval.shape
     if not isinstance(x, Affine):
         return None
     axis = equation.params["permutation"].index(x.axis)
@@ -321,7 +321,7 @@ def _transpose(equation: Equation, given: Sequence[Any]) -> list[Any] | None:
 
 
 _RULES: dict[str, Callable[[Any, Sequence[Any]], Sequence[Any] | None]] = {
-    **dict.fromkeys(_SAME, lambda _, given: given),
+    **dict.fromkeys(_SAME, lambda _, operands: operands),
     "dot_general": _dot,
     **dict.fromkeys(("add", "sub"), _add),
     **dict.fromkeys(("mul", "tanh", "logistic", "max"), _function),

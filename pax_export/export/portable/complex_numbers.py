@@ -43,8 +43,8 @@ def on_pairs(equation: Equation, structs: Sequence[Any]) -> Any:
 
     def run(*parts: Array, **parameters: Any) -> Any:
         left = iter(parts)
-        given = [ComplexPair(next(left), next(left)) if half else next(left) for half in halves]
-        return jax.tree.leaves(function(*given, **parameters))
+        operands = [ComplexPair(next(left), next(left)) if half else next(left) for half in halves]
+        return jax.tree.leaves(function(*operands, **parameters))
 
     return trace(run, structs, equation.params)
 

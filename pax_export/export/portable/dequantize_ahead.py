@@ -78,10 +78,10 @@ def dequantized_ahead(
         structs[each.integers] = numbers_of(structs[each.integers], each.form)
 
     def run(*operands: Array) -> list[Any]:
-        given: list[Any] = list(operands)
+        values: list[Any] = list(operands)
         for each in weights:
-            given[each.integers] = _Numbers(given[each.integers], each.form)
-        return _Replaced().run(program, given)
+            values[each.integers] = _Numbers(values[each.integers], each.form)
+        return _Replaced().run(program, values)
 
     return jax.make_jaxpr(run)(*structs), weights
 
@@ -95,21 +95,21 @@ class _Readers:
         self._otherwise: set[int | None] = set()
 
     def weights(self) -> Iterator[StoredIntegers]:
-        for place in sorted(self._multiplied - self._otherwise):
-            ((scales, form), *others) = self._read[place]
+        for index in sorted(self._multiplied - self._otherwise):
+            ((scales, form), *others) = self._read[index]
             known = tuple(each for each in scales if each is not None)
             if len(known) == len(scales) and not others:
-                yield StoredIntegers(place, known, form)
+                yield StoredIntegers(index, known, form)
 
     def visit(self, program: TracedProgram, operands: _Places) -> None:
         jaxpr = jaxpr_of(program)  # before jax 0.12 some are open
         known = dict(zip(jaxpr.invars, operands))
         for equation in jaxpr.eqns:
-            given = [None if is_literal(atom) else known.get(atom) for atom in equation.invars]
+            indices = [None if is_literal(atom) else known.get(atom) for atom in equation.invars]
             if equation.primitive.name in _WITH_NUMBERS:
                 at, _ = _WITH_NUMBERS[equation.primitive.name]
-                self._otherwise.update(given[:at])
-                integers, *scales = given[at:]
+                self._otherwise.update(indices[:at])
+                integers, *scales = indices[at:]
                 if integers is not None:
                     form = Form(**{name: equation.params[name] for name in Form._fields})
                     self._read.setdefault(integers, set()).add((tuple(scales), form))
@@ -118,9 +118,9 @@ class _Readers:
                 continue
             inner = list(_inner_operands(equation))
             passed = {at for _, places in inner for at in places}
-            self._otherwise.update(each for at, each in enumerate(given) if at not in passed)
+            self._otherwise.update(each for at, each in enumerate(indices) if at not in passed)
             for each, places in inner:
-                self.visit(each, [None if at is None else given[at] for at in places])
+                self.visit(each, [None if at is None else indices[at] for at in places])
         self._otherwise.update(known.get(atom) for atom in jaxpr.outvars if not is_literal(atom))
 
 
@@ -128,8 +128,8 @@ def _inner_operands(equation: Equation) -> Iterator[tuple[Any, _Places]]:
     """Yields inner programs with the indices of their operands; None for changing ones."""
     name, params, count = equation.primitive.name, equation.params, len(equation.invars)
     if name == "scan":
-        held, carried, rows = scan_operands(params, range(count))
-        yield params["jaxpr"], [*held, *[None] * len(carried), *rows]
+        constants, carried, rows = scan_operands(params, range(count))
+        yield params["jaxpr"], [*constants, *[None] * len(carried), *rows]
     elif name == "while":
         tested, both = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
         carried = [None] * (count - both)
@@ -165,8 +165,8 @@ class _Replaced:
             return [rule(*operands[:at], operands[at].array, **equation.params)]
         if not any(isinstance(each, _Numbers) for each in operands):
             return bind_equation(equation, operands)
-        made = run_inside(equation, operands, self.run)
-        return self._called(called_program(equation))(*operands) if made is None else made
+        results = run_inside(equation, operands, self.run)
+        return self._called(called_program(equation))(*operands) if results is None else results
 
     def _called(self, program: TracedProgram) -> Any:
         if id(program) not in self._functions:

@@ -78,8 +78,8 @@ class _Folding:
         self._notes: list[str] = []
 
     def made(self) -> PortableProgram:
-        made = self._program.rebuilt(self._operate, taken=self._array)
-        return made.noted(*self._notes)
+        program = self._program.rebuilt(self._operate, unwrap=self._array)
+        return program.noted(*self._notes)
 
     def _operate(self, equation: Equation, operands: list[Any]) -> Sequence[Any]:
         name = equation.primitive.name
@@ -88,19 +88,19 @@ class _Folding:
             if spread is not None:
                 return [spread]
         if name in _LINEAR:
-            made = self._scaled(equation, operands)
-            if made is not None:
-                return [made]
+            scaled = self._scaled(equation, operands)
+            if scaled is not None:
+                return [scaled]
         if name == "bound_outputs":
             return [self._bounded(equation, *operands)]
         arrays = [self._array(each) for each in operands]
         product = self._product(equation, arrays)
         if product is not None:
             return [product]
-        made = bind_equation(equation, arrays)
+        results = bind_equation(equation, arrays)
         if name == "dequantize":
             self._quantized[equation.outvars[0]] = equation, arrays
-        return made
+        return results
 
     # The forms of known arrays.
 
@@ -199,8 +199,8 @@ class _Folding:
         low, high = (np.asarray(self._known.array(atom), np.float64) for atom in atoms)
         if not isinstance(y, Product):
             return _of_range(y, low, high)
-        made = replace(y, ends=(low, high))
-        return made if self._uses.get(equation.outvars[0]) == 1 else self._array(made)
+        bounded = replace(y, ends=(low, high))
+        return bounded if self._uses.get(equation.outvars[0]) == 1 else self._array(bounded)
 
     def _scaled(self, equation: Equation, operands: list[Any]) -> Product | None:
         """Returns the product after this operation; None if it cannot be folded."""
@@ -221,21 +221,21 @@ class _Folding:
         if turns and product.equation.invars[1] in self._quantized:
             return None  # its integers would need other signs
         if name in ("mul", "div"):
-            made = _times(product, vector if name == "mul" else _inverse(vector))
+            scaled = _times(product, vector if name == "mul" else _inverse(vector))
         elif name == "add":
-            made = _plus(product, vector)
+            scaled = _plus(product, vector)
         elif first:
-            made = _plus(product, _product_of(_MINUS, vector))
+            scaled = _plus(product, _product_of(_MINUS, vector))
         else:  # a known array minus the product
-            made = _plus(_times(product, _MINUS), vector)
-        if not self._is_finite(made):
+            scaled = _plus(_times(product, _MINUS), vector)
+        if not self._is_finite(scaled):
             kernel = product.equation.invars[1]
             known = kernel in self._known
             named = ", ".join(self._known.sources(kernel)[:1]) if known else "a quantized weight"
             self._notes.append(f"{named} is not folded: its numbers would not be finite")
             return None
         # The reader of the result decides whether it is read once.
-        return made if self._uses.get(equation.outvars[0]) == 1 else self._array(made)
+        return scaled if self._uses.get(equation.outvars[0]) == 1 else self._array(scaled)
 
     def _is_finite(self, product: Product) -> bool:
         """Returns whether the folded weights are finite, and no tiny ones are lost."""
@@ -271,12 +271,12 @@ class _Folding:
             else:
                 equation, (integers, scales, *zeros) = quantized
                 (kernel,) = again(equation, [integers, scales * along, *zeros])
-        (made,) = again(value.equation, [x, kernel])
+        (result,) = again(value.equation, [x, kernel])
         if value.shift is not None:
-            shift = jnp.broadcast_to(value.shift.traced, (made.shape[value.feature],))
-            whole = lax.broadcast_in_dim(shift, made.shape, (value.feature,))
-            made = lax.add(made, whole)
-        return made if value.ends is None else _of_range(made, *value.ends)
+            shift = jnp.broadcast_to(value.shift.traced, (result.shape[value.feature],))
+            whole = lax.broadcast_in_dim(shift, result.shape, (value.feature,))
+            result = lax.add(result, whole)
+        return result if value.ends is None else _of_range(result, *value.ends)
 
 
 def _of_range(y: Array, low: np.ndarray, high: np.ndarray) -> Any:
@@ -363,8 +363,8 @@ def padded_inside(program: PortableProgram) -> PortableProgram:
         return bool(inside and number <= at_least[pad.invars[0]])
 
     operations = ((each.outvars, *kept.operation(each)) for each in program.jaxpr.eqns)
-    clips = ((made[0], told) for made, name, told in operations if name == "clip")
-    at_least = {result: told.get("low", -np.inf) for result, told in clips}
+    clips = ((results[0], params) for results, name, params in operations if name == "clip")
+    at_least = {result: params.get("low", -np.inf) for result, params in clips}
     if not any(each.primitive.name == "pad" for each in program.jaxpr.eqns):
         return program
     return program.rebuilt(operate)

@@ -184,13 +184,13 @@ def _sum_of_shifts(
     x = jnp.repeat(x, several, features) if several > 1 else x
     kernel = jnp.transpose(kernel, (*rhs[2:], *rhs[:2]))[..., 0]
     steps, sums = params["window_strides"], 0
-    for place in itertools.product(*map(range, kernel.shape[:-1])):
+    for position in itertools.product(*map(range, kernel.shape[:-1])):
         starts, stops, strides = [0] * x.ndim, list(x.shape), [1] * x.ndim
-        apart = zip(space, place, params["rhs_dilation"], counts, steps)
+        apart = zip(space, position, params["rhs_dilation"], counts, steps)
         for axis, number, gap, count, step in apart:
             starts[axis], strides[axis] = number * gap, step
             stops[axis] = number * gap + (count - 1) * step + 1
-        scale = lax.broadcast_in_dim(kernel[place], (1,) * features + kernel.shape[-1:]
+        scale = lax.broadcast_in_dim(kernel[position], (1,) * features + kernel.shape[-1:]
                                      + (1,) * (x.ndim - 1 - features), (features,))  # fmt: skip
         sums = sums + lax.slice(x, starts, stops, strides) * scale
     order = [lhs[out.index(axis)] for axis in range(x.ndim)]

@@ -190,8 +190,8 @@ def _constant(values: np.ndarray, like: Array) -> ComplexPair:
 
 def _by_xla(x: ComplexPair, length: Size, frequencies: Size, direction: float) -> ComplexPair:
     def by_xla(x: ComplexPair) -> ComplexPair:
-        kind, given = ("rfft", x.real) if x.imag is None else ("fft", lax.complex(*x))
-        found = lax.fft(given, kind, (length,))
+        kind, array = ("rfft", x.real) if x.imag is None else ("fft", lax.complex(*x))
+        found = lax.fft(array, kind, (length,))
         return ComplexPair(found.real, found.imag)
 
     if isinstance(length, int):
@@ -209,8 +209,8 @@ def _times_blocks(x: ComplexPair, length: Size, frequencies: Size, direction: fl
     def step(_: Any, number: Array) -> tuple[None, ComplexPair]:
         row = number.astype(unsigned) * _BLOCK + jnp.arange(_BLOCK, dtype=unsigned)
         rest = jnp.zeros((), unsigned)
-        for place in reversed(range(_STEPS)):  # the product of both is larger than 32 bits
-            digit = (row >> (_STEP * place)) & (2**_STEP - 1)
+        for position in reversed(range(_STEPS)):  # the product of both is larger than 32 bits
+            digit = (row >> (_STEP * position)) & (2**_STEP - 1)
             rest = (rest * 2**_STEP + inner * digit) % size
         angle = rest.astype(dtype) * turn
         return None, _product(x, jnp.cos(angle), direction * jnp.sin(angle))

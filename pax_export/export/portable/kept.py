@@ -33,17 +33,17 @@ def layer_norm(x: Array, *vectors: Array, epsilon: float, scaled: bool, shifted:
     over = {"axes": (x.ndim - 1,), "keepdims": True}
     apart = x - call("mean", x, **over)
     variance = call("mean", apart * apart, **over)
-    made = apart * lax.rsqrt(variance + epsilon)
+    normalized = apart * lax.rsqrt(variance + epsilon)
     if scaled:
-        made = made * vectors[0]
-    return made + vectors[-1] if shifted else made
+        normalized = normalized * vectors[0]
+    return normalized + vectors[-1] if shifted else normalized
 
 
 def rms_norm(x: Array, *scale: Array, epsilon: float) -> Any:
     """Divides by the root of the mean square over the last axis; the scale is optional."""
     squares = call("mean", x * x, axes=(x.ndim - 1,), keepdims=True)
-    made = x * lax.rsqrt(squares + epsilon)
-    return made * scale[0] if scale else made
+    normalized = x * lax.rsqrt(squares + epsilon)
+    return normalized * scale[0] if scale else normalized
 
 
 def lstm(x: Array, w: Array, r: Array, b: Array, h: Array, c: Array, *, reverse: bool) -> Any:
@@ -116,8 +116,8 @@ def dft(x: Array) -> Any:
 def fourier_matrix(rows: Size, columns: Size, length: Size, dtype: DTypeLike) -> tuple[Any, Any]:
     """Cosines and sines of 2 * pi * row * column / length."""
     # The product is rounded before it becomes a float with few bits.
-    place = jnp.arange(rows)[:, None] * jnp.arange(columns)[None, :] % length
-    angle = place.astype(dtype) * (2 * math.pi / jnp.asarray(length).astype(dtype))
+    product = jnp.arange(rows)[:, None] * jnp.arange(columns)[None, :] % length
+    angle = product.astype(dtype) * (2 * math.pi / jnp.asarray(length).astype(dtype))
     return jnp.cos(angle), jnp.sin(angle)
 
 
@@ -231,9 +231,9 @@ def name_of(parameters: Mapping[str, Any]) -> str:
 
 def operation(equation: Equation) -> tuple[str, dict[str, Any]]:
     """Returns the name and the parameters of an operation; a kept function has its own."""
-    name, told = equation.primitive.name, equation.params
-    kept = name_of(told) if name == "composite" else ""
-    if not kept:
-        return name, told
-    held = told["attributes"]
-    return kept, {name: jax.tree.unflatten(tree, leaves) for name, leaves, tree in held}
+    name, params = equation.primitive.name, equation.params
+    composite = name_of(params) if name == "composite" else ""
+    if not composite:
+        return name, params
+    attributes = params["attributes"]
+    return composite, {name: jax.tree.unflatten(tree, leaves) for name, leaves, tree in attributes}

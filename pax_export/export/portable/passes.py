@@ -44,28 +44,28 @@ def flattened(
     count: int | None = None,
 ) -> PortableProgram:
     """Returns the portable program of a closed jaxpr; the arguments are those of `optimized`."""
-    held = {id(value): value for value in _held_arrays(program)}
-    weights = [Weight(names.get(key, ""), value) for key, value in held.items()]
-    of_constant = {key: place for place, key in enumerate(held)}
+    constants = {id(value): value for value in _held_arrays(program)}
+    weights = [Weight(names.get(key, ""), value) for key, value in constants.items()]
+    of_constant = {key: index for index, key in enumerate(constants)}
     of_leaf, by_name = [], {}
     for leaf in leaves:  # one array may be several leaves
-        place = by_name.setdefault(leaf.name, len(weights))
-        of_leaf.append(place)
-        weights.extend([leaf] if place == len(weights) else [])
+        index = by_name.setdefault(leaf.name, len(weights))
+        of_leaf.append(index)
+        weights.extend([leaf] if index == len(weights) else [])
     inputs = jaxpr_of(program).invars[len(leaves) :]
 
     def run(*operands: Array) -> list[Any]:
         def constant(value: PyTree) -> Any:
-            place = of_constant.get(id(value))
-            return value if place is None else operands[place]
+            index = of_constant.get(id(value))
+            return value if index is None else operands[index]
 
-        given = [operands[place] for place in of_leaf]
-        return _inlined(program, [*given, *operands[len(weights) :]], constant)[:count]
+        arrays = [operands[index] for index in of_leaf]
+        return _inlined(program, [*arrays, *operands[len(weights) :]], constant)[:count]
 
     like: dict[int, Any] = dict(zip(of_leaf, jaxpr_of(program).invars))
-    for place, value in enumerate(held.values()):  # as `traced` reads a variable
-        like[place] = SimpleNamespace(aval=value if hasattr(value, "dtype") else np.asarray(value))
-    operands = [like[place] for place in range(len(weights))]
+    for index, value in enumerate(constants.values()):  # as `traced` reads a variable
+        like[index] = SimpleNamespace(aval=value if hasattr(value, "dtype") else np.asarray(value))
+    operands = [like[index] for index in range(len(weights))]
     found = traced(run, (*operands, *inputs))
     return PortableProgram(found.replace(jaxpr=needed_part(found)), tuple(weights))
 
@@ -107,8 +107,8 @@ def _inlined(
 def _branch_of_platform(equation: Equation) -> Any:
     """The branch of `jax.lax.platform_dependent` that runs on CPUs; None for other equations."""
     platforms = equation.params.get("branches_platforms")
-    place = None if platforms is None else branch_for_cpu(platforms)
-    return None if place is None else equation.params["branches"][place]
+    index = None if platforms is None else branch_for_cpu(platforms)
+    return None if index is None else equation.params["branches"][index]
 
 
 def _flat_body(body: PortableProgram) -> PortableProgram:
@@ -176,22 +176,22 @@ def optimized(
         count: the number of results; default: all.
     """
     # Calls hide adjacent equations from all other passes.
-    made = replace(flattened(program, leaves, names, count), fixed=options.fold)
+    portable = replace(flattened(program, leaves, names, count), fixed=options.fold)
     if options.integers:
-        made = without_half(made)
+        portable = without_half(portable)
     # Functions are found as they were written: folding and layouts take them apart.
     if options.keep:
-        made = recognized(recurrent_kept(made) if options.recurrent else made)
-    made = padded_inside(made)
+        portable = recognized(recurrent_kept(portable) if options.recurrent else portable)
+    portable = padded_inside(portable)
     # Scales are found by the axis of their features, which is simplest in the model's layout.
     if options.fold:
-        made = folded(made)
+        portable = folded(portable)
     if options.integers:
-        made = rounded_between(made)
+        portable = rounded_between(portable)
     if options.move:
-        made = laid_out(made, options.features_first)
+        portable = laid_out(portable, options.features_first)
     # The others leave arithmetic and transposes of weights behind.
-    return computed(made) if options.fold and options.compute else made
+    return computed(portable) if options.fold and options.compute else portable
 
 
 def written_fast(
@@ -220,11 +220,11 @@ def written_fast(
         reason = error
     # If this is refused, too, its error names the user's operation.
     traced = program_of(None)
-    made = write(traced)
+    result = write(traced)
     note = f"the program as it was traced, which may be slow: {reason!r}"
     warnings.warn(
         f"The file has {note}. This is a mistake of pax_export; please report it.",
         RuntimeWarning,
         stacklevel=2,
     )
-    return made, traced.noted(note)
+    return result, traced.noted(note)

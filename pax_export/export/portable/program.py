@@ -90,20 +90,20 @@ class PortableProgram:
     def rebuilt(
         self,
         operate: Operate,
-        given: Callable[[Any], Any] = lambda value: value,
-        taken: Callable[[Any], Any] = lambda value: value,
+        wrap: Callable[[Any], Any] = lambda value: value,
+        unwrap: Callable[[Any], Any] = lambda value: value,
     ) -> PortableProgram:
         """Returns the program rebuilt by ``operate(equation, operands)``.
 
         Args:
             operate: returns the new results of an equation.
-            given: returns the new value of an operand of the program.
-            taken: returns the array of a result of the program.
+            wrap: returns the new value of an operand of the program.
+            unwrap: returns the array of a result of the program.
         """
 
         def run(*operands: Array) -> list[Any]:
-            results = evaluated(self.program, [given(each) for each in operands], operate)
-            return [taken(each) for each in results]
+            results = evaluated(self.program, [wrap(each) for each in operands], operate)
+            return [unwrap(each) for each in results]
 
         return replace(self, program=traced(run, self.jaxpr.invars))
 
@@ -261,8 +261,8 @@ class _PythonNumbers(ProgramRewriter):
 class _Discharged(ProgramRewriter):
     def _rewritten(self, program: TracedProgram) -> Any:
         jaxpr = jaxpr_of(program)
-        made = any(each.primitive.name in _MAKES_REFERENCE for each in jaxpr.eqns)
-        if made or getattr(jaxpr, "is_high", False):
+        has_references = any(each.primitive.name in _MAKES_REFERENCE for each in jaxpr.eqns)
+        if has_references or getattr(jaxpr, "is_high", False):
             program = without_references(program)
         return super()._rewritten(program)
 

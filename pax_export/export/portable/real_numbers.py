@@ -149,8 +149,8 @@ def _touches(equation: Equation) -> bool:
 
 def _has_parts(program: TracedProgram) -> bool:
     jaxpr = jaxpr_of(program)
-    given = any(map(_is_apart, (*jaxpr.constvars, *jaxpr.invars, *jaxpr.outvars)))
-    return given or any(is_key(d) or half_dtype(d) is not None for d in jaxpr_dtypes(program))
+    any_apart = any(map(_is_apart, (*jaxpr.constvars, *jaxpr.invars, *jaxpr.outvars)))
+    return any_apart or any(is_key(d) or half_dtype(d) is not None for d in jaxpr_dtypes(program))
 
 
 def _structs(atom: Atom) -> list[Any]:
@@ -190,23 +190,25 @@ class _RealRewriter(ProgramRewriter):
                     found.append(each)
                 else:
                     parts = in_parts(np.asarray(each.val, each.aval.dtype))
-                    made = _variables(parts)
-                    equations.append(call_of(equation, trace(lambda p=parts: p, (), {}), (), made))
-                    found.extend(made)
+                    outvars = _variables(parts)
+                    equations.append(
+                        call_of(equation, trace(lambda p=parts: p, (), {}), (), outvars)
+                    )
+                    found.extend(outvars)
             return found
 
         constants, operands = new(jaxpr.constvars), new(jaxpr.invars)
         for each in jaxpr.eqns:
-            given = read(each.invars, each)
-            equations.append(self._in_parts(each, given, new(each.outvars)))
+            inputs = read(each.invars, each)
+            equations.append(self._in_parts(each, inputs, new(each.outvars)))
         results = read(jaxpr.outvars, jaxpr.eqns[-1] if jaxpr.eqns else None)
         changed = {"constvars": constants, "invars": operands, "outvars": results}
         changed |= {"eqns": equations, "debug_info": jaxpr.debug_info.with_unknown_names()}
         values = getattr(program, "consts", ())
-        held = [p for v in values for p in (in_parts(v) if hasattr(v, "dtype") else [v])]
+        arrays = [p for v in values for p in (in_parts(v) if hasattr(v, "dtype") else [v])]
         if jaxpr is program:  # since jax 0.12 a program and its jaxpr are one class
-            return program.replace(**changed, **({"consts": held} if held else {}))
-        return program.replace(jaxpr=jaxpr.replace(**changed), consts=held)
+            return program.replace(**changed, **({"consts": arrays} if arrays else {}))
+        return program.replace(jaxpr=jaxpr.replace(**changed), consts=arrays)
 
     def _in_parts(self, equation: Equation, operands: list[Any], results: list[Any]) -> Any:
         touched = _touches(equation)
@@ -255,14 +257,14 @@ def _on_parts(equation: Equation, structs: Sequence[Any]) -> Any:
 
     def whole(*parts: Array, **parameters: Any) -> list[Any]:
         left = iter(parts)
-        given = [
+        operands = [
             lax.complex(next(left), next(left)) if _is_apart(atom) else next(left)
             for atom in equation.invars
         ]
-        made = bind_equation(equation.replace(params=parameters), given)
+        results = bind_equation(equation.replace(params=parameters), operands)
         return [
             part
-            for each in made
+            for each in results
             for part in ((each.real, each.imag) if jnp.iscomplexobj(each) else (each,))
         ]
 
@@ -279,14 +281,14 @@ def _variables(structs: Sequence[Any]) -> list[Any]:
     return list(jax.make_jaxpr(lambda *each: each)(*structs).jaxpr.invars)
 
 
-def _scan_of(constants: int, carried: int, rows: int, made: int) -> dict[str, Any]:
+def _scan_of(constants: int, carried: int, rows: int, stacked: int) -> dict[str, Any]:
     """The parameters of a scan, as this version of jax names them."""
 
-    def run(held: list[Any], start: list[Any], xs: list[Any]) -> Any:
+    def run(consts: list[Any], start: list[Any], xs: list[Any]) -> Any:
         def body(state: list[Any], row: list[Any]) -> Any:
             # Nothing is a copy: unchanged values are not part of a loop's state.
-            total = sum(held, jnp.zeros(()))
-            return [each + 1 for each in state], [total + number for number in range(made)]
+            total = sum(consts, jnp.zeros(()))
+            return [each + 1 for each in state], [total + number for number in range(stacked)]
 
         return lax.scan(body, start, xs, length=2)
 
@@ -308,13 +310,13 @@ def _moved(equation: Equation, structs: Sequence[Any]) -> Any:
 
     def run(*values: Array, **parameters: Any) -> list[Any]:
         left = iter(values)
-        given = [[next(left) for _ in _structs(atom)] for atom in atoms]
-        made = [
-            _again(equation, parameters, [part(*each, index) for each in zip(atoms, given)])
+        operands = [[next(left) for _ in _structs(atom)] for atom in atoms]
+        both = [
+            _again(equation, parameters, [part(*each, index) for each in zip(atoms, operands)])
             for index in range(2)
         ]
         results: list[Any] = []
-        for variable, one, other in zip(equation.outvars, *made):
+        for variable, one, other in zip(equation.outvars, *both):
             if not _is_apart(variable):
                 results.append(one)
             elif is_key(variable.aval.dtype):

@@ -47,41 +47,41 @@ def recurrent_kept(program: PortableProgram) -> PortableProgram:
         return program
 
     def operate(equation: Equation, operands: list[Any]) -> Sequence[Any]:
-        made = None
+        results = None
         if equation.primitive.name == "scan":
-            made = _layer(equation, operands, counts)
-        return bind_equation(equation, operands) if made is None else made
+            results = _layer(equation, operands, counts)
+        return bind_equation(equation, operands) if results is None else results
 
     return program.rebuilt(operate)
 
 
 def _layer(equation: Equation, operands: list[Any], counts: Mapping[Any, int]) -> list[Any] | None:
-    told = equation.params
-    constants, start, rows = scan_operands(told, operands)
+    params = equation.params
+    constants, start, rows = scan_operands(params, operands)
     floats = {jnp.result_type(each).name for each in (*start, *rows)}  # some are Python's numbers
-    is_some = is_static((told["length"],)) and told["length"] > 0
+    is_some = is_static((params["length"],)) and params["length"] > 0
     if floats != {"float32"} or not rows or not is_some:
         return None
     if any(jnp.ndim(each) not in (1, 2) for each in start) or any(x.ndim < 2 for x in rows):
         return None
-    results = step_results(told["jaxpr"], constants, len(start))
+    results = step_results(params["jaxpr"], constants, len(start))
     after, ys = results[: len(start)], results[len(start) :]
     layer = _match(after)
     if layer is None:
         return None
-    given = _kept_operands(layer, start, rows)
-    if given is None:
+    arguments = _kept_operands(layer, start, rows)
+    if arguments is None:
         return None
     for variable, y in zip(equation.outvars[len(start) :], ys):
         if counts.get(variable) and y is not after[layer.state]:
             return None
-    made = kept.call(layer.name, *given, reverse=told["reverse"], **dict(layer.told))
+    arrays = kept.call(layer.name, *arguments, reverse=params["reverse"], **dict(layer.told))
     single = start[layer.state].ndim == 1
-    outputs, *last = [each.squeeze(-2) for each in made] if single else made
+    outputs, *last = [each.squeeze(-2) for each in arrays] if single else arrays
     finals = {at: last[0] for at, value in enumerate(after) if value is after[layer.state]}
     if layer.cell is not None:
         finals[layer.cell] = last[1]
-    carried = [finals.get(place, value) for place, value in enumerate(start)]
+    carried = [finals.get(index, value) for index, value in enumerate(start)]
     return [*carried, *(outputs for _ in ys)]
 
 
@@ -93,16 +93,16 @@ def _match(after: Sequence[Any]) -> RecurrentLayer | None:
 
 def _is_whole(layer: RecurrentLayer, after: Sequence[Any]) -> bool:
     """Whether the other carries are the same, or stay as they were."""
-    for place, value in enumerate(after):
-        if place in (layer.state, layer.cell) or value is after[layer.state]:
+    for index, value in enumerate(after):
+        if index in (layer.state, layer.cell) or value is after[layer.state]:
             continue
-        if not _is_carry(value, place):
+        if not _is_carry(value, index):
             return False
     return True
 
 
-def _is_carry(value: object, place: int) -> bool:
-    return isinstance(value, StepValue) and value.name == "carry" and value.place == place
+def _is_carry(value: object, index: int) -> bool:
+    return isinstance(value, StepValue) and value.name == "carry" and value.place == index
 
 
 def _both(value: object, name: str) -> Iterator[tuple[Any, Any]]:
@@ -120,26 +120,26 @@ def _of(value: object, name: str) -> Affine | None:
     return None
 
 
-def _lstm(place: int, after: Sequence[Any]) -> RecurrentLayer | None:
+def _lstm(index: int, after: Sequence[Any]) -> RecurrentLayer | None:
     """``o * tanh(f * cell + i * g)``."""
-    for gate, curve in _both(after[place], "mul"):
+    for gate, curve in _both(after[index], "mul"):
         o = _of(gate, "logistic")
         if o is None or not isinstance(curve, StepValue) or curve.name != "tanh":
             continue
         cell = curve.of[0]
-        at = next((at for at, value in enumerate(after) if value is cell and at != place), None)
+        at = next((at for at, value in enumerate(after) if value is cell and at != index), None)
         for one, other in _both(cell, "add"):
             for f, old in _both(one, "mul"):
                 for i, g in _both(other, "mul"):
                     gates = _of(i, "logistic"), o, _of(f, "logistic"), _of(g, "tanh")
                     if at is not None and _is_carry(old, at) and None not in gates:
-                        return RecurrentLayer("lstm", place, gates, at)  # type: ignore[arg-type]
+                        return RecurrentLayer("lstm", index, gates, at)  # type: ignore[arg-type]
     return None
 
 
-def _gru(place: int, after: Sequence[Any]) -> RecurrentLayer | None:
+def _gru(index: int, after: Sequence[Any]) -> RecurrentLayer | None:
     """``(1 - z) * n + z * hidden``, in the four ways to write it."""
-    for z, new in _mixed(after[place], place):
+    for z, new in _mixed(after[index], index):
         if not isinstance(new, StepValue) or new.name != "tanh":
             continue
         (total,) = new.of
@@ -147,9 +147,11 @@ def _gru(place: int, after: Sequence[Any]) -> RecurrentLayer | None:
             for step, _ in total.terms:
                 for r, old in _both(step, "mul"):
                     reset = _of(r, "logistic")
-                    if reset is not None and _is_carry(old, place):
-                        told = (("reset_after", False),)
-                        return RecurrentLayer("gru", place, (z, reset, total), None, told, step)
+                    if reset is not None and _is_carry(old, index):
+                        attributes = (("reset_after", False),)
+                        return RecurrentLayer(
+                            "gru", index, (z, reset, total), None, attributes, step
+                        )
         for of_row, product in _both(total, "add"):
             for r, of_state in _both(product, "mul"):
                 reset = _of(r, "logistic")
@@ -157,14 +159,14 @@ def _gru(place: int, after: Sequence[Any]) -> RecurrentLayer | None:
                     continue
                 if isinstance(of_state, Affine) and _names(of_state) <= {"carry"}:
                     if "carry" not in _names(of_row):
-                        told = (("reset_after", True),)
+                        attributes = (("reset_after", True),)
                         return RecurrentLayer(
-                            "gru", place, (z, reset, of_row, of_state), None, told
+                            "gru", index, (z, reset, of_row, of_state), None, attributes
                         )
     return None
 
 
-def _mixed(value: object, place: int) -> Iterator[tuple[Affine, Any]]:
+def _mixed(value: object, index: int) -> Iterator[tuple[Affine, Any]]:
     """Returns the argument of the gate, and the new value, of a mixture with a carry."""
     for one, other in _both(value, "add"):
         for z, difference in _both(other, "mul"):
@@ -172,16 +174,16 @@ def _mixed(value: object, place: int) -> Iterator[tuple[Affine, Any]]:
             if gate is None:
                 continue
             for left, right in _both(difference, "sub"):
-                if right is one and _is_carry(left, place):
+                if right is one and _is_carry(left, index):
                     yield gate, one
-                if right is one and _is_carry(one, place):
+                if right is one and _is_carry(one, index):
                     yield gate.negative(), left
             for rest, factor in _both(one, "mul"):
                 for number, same in _both(rest, "sub"):
                     if same is z and isinstance(number, Known) and number.number == 1.0:
-                        if _is_carry(difference, place):
+                        if _is_carry(difference, index):
                             yield gate, factor
-                        if _is_carry(factor, place):
+                        if _is_carry(factor, index):
                             yield gate.negative(), difference
 
 
@@ -189,14 +191,14 @@ def _names(value: Affine) -> set[str]:
     return {step.name for step, _ in value.terms}
 
 
-def _simple(place: int, after: Sequence[Any]) -> RecurrentLayer | None:
+def _simple(index: int, after: Sequence[Any]) -> RecurrentLayer | None:
     """``tanh`` or ``relu`` of a sum."""
-    total = _of(after[place], "tanh")
+    total = _of(after[index], "tanh")
     if total is not None:
-        return RecurrentLayer("rnn", place, (total,), None, (("activation", "tanh"),))
-    for x, zero in _both(after[place], "max"):
+        return RecurrentLayer("rnn", index, (total,), None, (("activation", "tanh"),))
+    for x, zero in _both(after[index], "max"):
         if isinstance(x, Affine) and isinstance(zero, Known) and zero.number == 0.0:
-            return RecurrentLayer("rnn", place, (x,), None, (("activation", "relu"),))
+            return RecurrentLayer("rnn", index, (x,), None, (("activation", "relu"),))
     return None
 
 
@@ -205,15 +207,15 @@ def _kept_operands(
 ) -> list[Any] | None:
     """The operands of the kept function; None where a gate reads something else."""
     steps = {step: None for gate in layer.gates for step, _ in gate.terms}
-    taken = [step for step in steps if step.name == "row"]
+    inputs = [step for step in steps if step.name == "row"]
     states = [step for step in steps if step.name == "carry"]
-    rest = [step for step in steps if step not in taken and step not in states]
-    if not taken or rest not in ([], [layer.reset]):
+    rest = [step for step in steps if step not in inputs and step not in states]
+    if not inputs or rest not in ([], [layer.reset]):
         return None
     if any(step.place != layer.state for step in states):
         return None
     hidden, dtype = start[layer.state], start[layer.state].dtype
-    size, of_rows = hidden.shape[-1], [rows[step.place] for step in taken]
+    size, of_rows = hidden.shape[-1], [rows[step.place] for step in inputs]
     if any(gate.size != size or gate.axis != len(gate.shape) - 1 for gate in layer.gates):
         return None
     if any(each.ndim != hidden.ndim + 1 for each in of_rows):
@@ -231,7 +233,7 @@ def _kept_operands(
         return jnp.zeros((size, inside), dtype) if matrix is None else matrix.T
 
     def of_row(gate: Affine) -> Any:
-        parts = [block(gate, step, step.shape[-1]) for step in taken]
+        parts = [block(gate, step, step.shape[-1]) for step in inputs]
         return jnp.concatenate(parts, -1)
 
     state = states[0] if states else None

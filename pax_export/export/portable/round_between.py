@@ -47,8 +47,8 @@ def without_half(program: PortableProgram) -> PortableProgram:
     dtypes = [getattr(atom.aval, "dtype", None) for atom in program.jaxpr.outvars]
 
     def run(*operands: Array) -> list[Any]:
-        made = _in_float32(program.program, operands)
-        return [x.astype(dtype) for x, dtype in zip(made, dtypes)]
+        results = _in_float32(program.program, operands)
+        return [x.astype(dtype) for x, dtype in zip(results, dtypes)]
 
     return replace(program, program=traced(run, program.jaxpr.invars))
 
@@ -60,21 +60,21 @@ def _in_float32(program: TracedProgram, operands: Sequence[Any]) -> list[Any]:
 def _operate_in_float32(equation: Equation, operands: list[Any]) -> Sequence[Any]:
     name, params = equation.primitive.name, equation.params
     if name in _BY_BITS:
-        given = [x.astype(atom.aval.dtype) for x, atom in zip(operands, equation.invars)]
-        return [*map(_wide, bind_equation(equation, given))]
+        inputs = [x.astype(atom.aval.dtype) for x, atom in zip(operands, equation.invars)]
+        return [*map(_wide, bind_equation(equation, inputs))]
     operands = [*map(_wide, operands)]
     opened = run_inside(equation, operands, _in_float32)
     if opened is not None:
         return opened
-    told: dict[str, Any] = {
+    changed: dict[str, Any] = {
         key: np.dtype(np.float32) for key, each in params.items() if _is_half(each)
     }
     if params.get("dtype") in ("bfloat16", "float16"):  # the name in a `Form`
-        told["dtype"] = "float32"
+        changed["dtype"] = "float32"
     if name == "convert_element_type":
-        if operands[0].dtype == told.get("new_dtype", params["new_dtype"]):
+        if operands[0].dtype == changed.get("new_dtype", params["new_dtype"]):
             return operands
-    return again(equation, operands, **told)
+    return again(equation, operands, **changed)
 
 
 def _is_half(dtype: DTypeLike | None) -> bool:
@@ -97,7 +97,7 @@ def rounded_between(program: PortableProgram) -> PortableProgram:
     names = {equation.primitive.name for equation in program.jaxpr.eqns}
     if not names & {"bound_outputs", "round_inputs"}:
         return program
-    return program.rebuilt(_Rounding(program).operate, taken=_plain)
+    return program.rebuilt(_Rounding(program).operate, unwrap=_plain)
 
 
 def _plain(value: object) -> Any:
@@ -129,11 +129,11 @@ class _Rounding:
         if isinstance(x, _Ranged) and self._uses[atoms[0]] == 1:
             ends = _ends_after(equation, x)
             if ends is not None:
-                (made,) = bind_equation(equation, [x.array])
-                return [_Ranged(made, *ends)]
+                (array,) = bind_equation(equation, [x.array])
+                return [_Ranged(array, *ends)]
         together = name == "add" and all(map(self._is_rounded, atoms, operands))
-        given = [self._read(*each, together) for each in zip(atoms, operands)]
-        return bind_equation(equation, given)
+        arrays = [self._read(*each, together) for each in zip(atoms, operands)]
+        return bind_equation(equation, arrays)
 
     def _scale(self, equation: Equation) -> tuple[float, int] | None:
         """Returns the known scale and zero point of a rounding."""
@@ -174,10 +174,10 @@ def _ends_after(equation: Equation, x: _Ranged) -> tuple[float, float] | None:
     """Returns the range behind an operation that moves elements or clips them; None for others."""
     if equation.primitive.name in _MOVES and len(equation.invars) == 1:
         return x.low, x.high
-    name, told = kept.operation(equation)
+    name, params = kept.operation(equation)
     if name != "clip":
         return None
-    low, high = told.get("low"), told.get("high")
+    low, high = params.get("low"), params.get("high")
     ends = [x.low, x.high]
     if low is not None:
         ends = [max(each, low) for each in ends]

@@ -129,8 +129,8 @@ class ProgramConverter:
         Raises:
             NotWrittenError: for an operation without a rule, or whose rule does not support it.
         """
-        told: Any = {"constant": self._constant, "equations": needed_equations}
-        return interpret(program, operands, self._convert_equation, **told)
+        options: Any = {"constant": self._constant, "equations": needed_equations}
+        return interpret(program, operands, self._convert_equation, **options)
 
     def _convert_equation(self, equation: Equation, operands: list[Any]) -> Sequence[Any]:
         self._callers.append(equation)
@@ -140,9 +140,9 @@ class ProgramConverter:
                 found = self._rules.get(kept.operation(equation)[0])
             # Loops may be nested deeper than `decompose` follows operations into themselves.
             if found is not None and (found.when is None or found.when(equation)):
-                made = self._by_rule(found, equation, operands)
-                if made is not None:
-                    return made
+                results = self._by_rule(found, equation, operands)
+                if results is not None:
+                    return results
             inner = wrapped_program(equation)
             if inner is None and found is not None:
                 inner = decompose(decomposed(equation), self._has)

@@ -120,9 +120,9 @@ def trace(
         again = _Again(assumed) if assumed else None
         shapes = [again.value(each.shape) if again else each.shape for each in operands]
         structs = [jax.ShapeDtypeStruct(s, each.dtype) for s, each in zip(shapes, operands)]
-        given = {k: again.value(v) for k, v in parameters.items()} if again else parameters
+        keywords = {k: again.value(v) for k, v in parameters.items()} if again else parameters
         try:
-            return jax.make_jaxpr(lambda *values: function(*values, **given))(*structs)  # noqa: B023
+            return jax.make_jaxpr(lambda *values: function(*values, **keywords))(*structs)  # noqa: B023
         except jax.errors.InconclusiveDimensionOperation as error:
             found = _COMPARISON.search(str(error))
             if found is None or (found[2] == ">" and not several):
@@ -141,15 +141,15 @@ class _Again:
         self._assumed = assumed
         self._scope: Any = None
 
-    def value(self, given: PyTree) -> Any:
+    def value(self, parameter: PyTree) -> Any:
         """A parameter, with symbolic sizes inside of tuples and lists in the new scope."""
-        if isinstance(given, (tuple, list)):
-            make: Any = getattr(given, "_make", type(given))
-            return make(map(self.value, given))
-        if not jax_export.is_symbolic_dim(given):
-            return given
+        if isinstance(parameter, (tuple, list)):
+            make: Any = getattr(parameter, "_make", type(parameter))
+            return make(map(self.value, parameter))
+        if not jax_export.is_symbolic_dim(parameter):
+            return parameter
         if self._scope is None:
-            known = (*scope_constraints(given.scope), *self._assumed)
+            known = (*scope_constraints(parameter.scope), *self._assumed)
             self._scope = jax_export.SymbolicScope(known)
-        (size,) = jax_export.symbolic_shape(str(given), scope=self._scope)
+        (size,) = jax_export.symbolic_shape(str(parameter), scope=self._scope)
         return size

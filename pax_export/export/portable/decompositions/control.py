@@ -22,8 +22,8 @@ def custom_linear_solve(
     """The program that solves, with the arrays that are for it."""
     start = const_lengths.matvec + const_lengths.vecmat
     stop = start + const_lengths.solve
-    given = operands[stop + const_lengths.transpose_solve :]
-    return interpret(jaxprs.solve, (*operands[start:stop], *given), bind_equation)
+    b = operands[stop + const_lengths.transpose_solve :]
+    return interpret(jaxprs.solve, (*operands[start:stop], *b), bind_equation)
 
 
 @decomposes(
@@ -47,7 +47,7 @@ def stack(*operands: Array, axis: int = 0) -> Any:
 
 @decomposes("unstack", any_dtype=True)
 def unstack(x: Array, *, axis: int = 0, **_: object) -> list[Any]:
-    return [call("take", x, np.int32(place), axis=axis) for place in range(x.shape[axis])]
+    return [call("take", x, np.int32(index), axis=axis) for index in range(x.shape[axis])]
 
 
 def is_choice(equation: Equation) -> bool:
@@ -74,11 +74,11 @@ def branch(which: Array, *operands: Array, branches: Sequence[Any], **_: object)
     """The first branch or one of the others."""
     first, *rest = branches
 
-    def run(*given: Array) -> Sequence[Any]:
-        return interpret(first, given, bind_equation)
+    def run(*values: Array) -> Sequence[Any]:
+        return interpret(first, values, bind_equation)
 
-    def others(*given: Array) -> Sequence[Any]:
-        return branch(which - 1, *given, branches=rest)
+    def others(*values: Array) -> Sequence[Any]:
+        return branch(which - 1, *values, branches=rest)
 
     return lax.cond(which <= 0, run, others, *operands) if rest else run(*operands)
 
@@ -99,11 +99,11 @@ def while_any(
     **_: Any,
 ) -> Sequence[Any]:
     """Continues while any condition holds; finished elements keep their state."""
-    held, start = operands[:cond_nconsts], operands[cond_nconsts + body_nconsts :]
+    of_condition, start = operands[:cond_nconsts], operands[cond_nconsts + body_nconsts :]
     of_body = operands[cond_nconsts : cond_nconsts + body_nconsts]
 
     def going(state: Sequence[Any]) -> Any:
-        return interpret(cond_jaxpr, (*held, *state), bind_equation)[0]
+        return interpret(cond_jaxpr, (*of_condition, *state), bind_equation)[0]
 
     def step(state: Sequence[Any]) -> Sequence[Any]:
         flags, new = going(state), interpret(body_jaxpr, (*of_body, *state), bind_equation)

@@ -97,8 +97,8 @@ def convolve(x: jax.Array, kernel: jax.Array, **params: Any) -> Any:
     apart = params["rhs_dilation"] if len(padding) == 3 else ()  # which not all targets have
     ends = {str(end) for pair in padding for end in pair}
     if ends <= {"0"} and {*gaps, *apart} <= {1} and str(examples) == "1":
-        made = _by_products(lax.transpose(x, lhs), lax.transpose(kernel, rhs), **params)
-        return lax.transpose(made, [int(axis) for axis in np.argsort(out)])
+        y = _by_products(lax.transpose(x, lhs), lax.transpose(kernel, rhs), **params)
+        return lax.transpose(y, [int(axis) for axis in np.argsort(out)])
     edges = [(*pair, gap - 1) for pair, gap in zip(padding, gaps)]
     x = _padded(x, dict(zip(lhs[2:], edges)))
     kernel = _padded(kernel, {axis: (0, 0, gap - 1) for axis, gap in zip(rhs[2:], apart)})
@@ -107,8 +107,8 @@ def convolve(x: jax.Array, kernel: jax.Array, **params: Any) -> Any:
         batch, features = lhs[:2]
         sizes = x.shape[batch] // examples, examples * x.shape[features]
         shape = [*x.shape[:batch], examples, sizes[0], *x.shape[batch + 1 :]]
-        place = features + (features > batch)
-        moved = jnp.moveaxis(x.reshape(shape), batch, place - (place > batch))
+        feature_axis = features + (features > batch)
+        moved = jnp.moveaxis(x.reshape(shape), batch, feature_axis - (feature_axis > batch))
         shape = [dict(zip(lhs, sizes)).get(axis, size) for axis, size in enumerate(x.shape)]
         x, groups = moved.reshape(shape), examples
     return lax.conv_general_dilated(
@@ -152,13 +152,13 @@ def _by_products(
     ]
     weights = kernel.reshape(groups, wide // groups, deep, *taps)
     total: Any = 0
-    for place in np.ndindex(*taps):
-        starts = [at * gap for at, (_, gap) in zip(place, steps)]
+    for position in np.ndindex(*taps):
+        starts = [at * gap for at, (_, gap) in zip(position, steps)]
         stops = [at + (n - 1) * step + 1 for at, n, (step, _) in zip(starts, space, steps)]
         part = lax.slice(x, [0, 0, *starts], [*x.shape[:2], *stops], [1, 1, *window_strides])
         rows = part.reshape(x.shape[0], groups, deep, math.prod(space))
         numbers = (((2,), (2,)), ((1,), (0,)))
-        weight = weights[(..., *place)]
+        weight = weights[(..., *position)]
         total = total + lax.dot_general(rows, weight, numbers, preferred_element_type=exact)
-    made = lax.transpose(total, [1, 0, 3, 2]).astype(dtype)
-    return made.reshape(x.shape[0], wide, *space)
+    y = lax.transpose(total, [1, 0, 3, 2]).astype(dtype)
+    return y.reshape(x.shape[0], wide, *space)

@@ -42,15 +42,15 @@ def integer_pow(x: Array, *, y: int, **_: object) -> Any:
     """Raises to a power by repeated squares."""
     if y < 0 and not jnp.issubdtype(x.dtype, jnp.inexact):
         raise NotDecomposedError("of whole numbers with a negative exponent")
-    exponent, factor, made = abs(y), x, None
+    exponent, factor, power = abs(y), x, None
     while exponent:
         if exponent & 1:
-            made = factor if made is None else made * factor
+            power = factor if power is None else power * factor
         exponent >>= 1
         if exponent:
             factor = factor * factor
-    made = jnp.ones_like(x) if made is None else made
-    return 1 / made if y < 0 else made
+    power = jnp.ones_like(x) if power is None else power
+    return 1 / power if y < 0 else power
 
 
 @decomposes("expm1", single=True)

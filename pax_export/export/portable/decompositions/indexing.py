@@ -70,10 +70,12 @@ def gather(
     windows = [axis for axis in indexed if axis in widths]
     found = kept.call("take", x, starts.places(indexed, windows, pairs), axis=at)
     outer = [-1 - axis for axis in range(len(starts.shape))]
-    made = [*before, *outer, *windows, *after]
-    offsets, outers = iter(sorted(axis for axis in made if axis >= 0)), iter(outer)
-    wanted = (next(offsets if axis in numbers.offset_dims else outers) for axis in range(len(made)))
-    found = lax.transpose(found, [made.index(each) for each in wanted])
+    current = [*before, *outer, *windows, *after]
+    offsets, outers = iter(sorted(axis for axis in current if axis >= 0)), iter(outer)
+    wanted = (
+        next(offsets if axis in numbers.offset_dims else outers) for axis in range(len(current))
+    )
+    found = lax.transpose(found, [current.index(each) for each in wanted])
     return _filled(found, starts, numbers.offset_dims, mode, fill_value)
 
 
@@ -164,7 +166,7 @@ def scattered(
     hidden = {*numbers.inserted_window_dims, *batches}
     inner = [axis for axis in range(x.ndim) if axis not in hidden]
     at = dict(zip(inner, numbers.update_window_dims))
-    widths = {axis: updates.shape[place] for axis, place in at.items()}
+    widths = {axis: updates.shape[update_axis] for axis, update_axis in at.items()}
     starts = _Starts(x.shape, indices, placed, widths)
     drops = "FILL" in str(mode).upper() and bool(starts.components)
     # A whole first axis needs no transpose.
@@ -280,7 +282,7 @@ class _Starts:
     def of_axes(self) -> list[Any]:
         """Returns the start of the only window, in each axis of the array."""
         starts = self._clamped.reshape(-1).astype(np.int32)
-        numbers = {axis: starts[place] for place, axis in enumerate(self.components)}
+        numbers = {axis: starts[component] for component, axis in enumerate(self.components)}
         return [numbers.get(axis, np.int32(0)) for axis in range(len(self._array))]
 
     def places(
@@ -303,11 +305,11 @@ class _Starts:
         rank = len(self.shape)
         total = self._counted([strides.get(axis, 0) for axis in self.components])
         total = lax.expand_dims(total, range(rank, rank + len(windows)))
-        lines = {**batches, **{axis: rank + place for place, axis in enumerate(windows)}}
+        lines = {**batches, **{axis: rank + index for index, axis in enumerate(windows)}}
         offset: Any = 0
-        for axis, place in lines.items():
-            size = self._widths[axis] if axis in windows else self.shape[place]
-            line = [size if each == place else 1 for each in range(rank + len(windows))]
+        for axis, result_axis in lines.items():
+            size = self._widths[axis] if axis in windows else self.shape[result_axis]
+            line = [size if each == result_axis else 1 for each in range(rank + len(windows))]
             numbers = (np if isinstance(size, int) else jnp).arange(size, dtype=np.int32)
             if not same_size(strides[axis], 1):
                 numbers = numbers * _numbers([strides[axis]])
@@ -321,10 +323,10 @@ class _Starts:
         starts = self._clamped.astype(np.int32)
         if len(self.moving) > 1:
             return (starts * _numbers(strides)).sum(-1, dtype=np.int32)
-        place = self.components.index(self.moving[0])
+        index = self.components.index(self.moving[0])
         if len(self.components) > 1:
-            starts = kept.call("take", starts, np.int32(place), axis=starts.ndim - 1)
-        return starts if same_size(strides[place], 1) else starts * _numbers([strides[place]])
+            starts = kept.call("take", starts, np.int32(index), axis=starts.ndim - 1)
+        return starts if same_size(strides[index], 1) else starts * _numbers([strides[index]])
 
 
 def _between(x: Array, most: Array) -> Any:

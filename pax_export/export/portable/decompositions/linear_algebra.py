@@ -201,13 +201,13 @@ def ormqr(
         return transposed(ormqr(a, taus, transposed(c), transpose=not transpose))
     steps, numbers = taus.shape[-1], jnp.arange(a.shape[-2])
 
-    def step(count: Size, made: Array) -> Any:
+    def step(count: Size, product: Array) -> Any:
         j = count if transpose else steps - 1 - count
         vector = jnp.where(numbers > j, _column(a, j), jnp.where(numbers == j, 1, 0))
         vector = vector.astype(a.dtype)
-        seen = (vector[..., :, None] * made).sum(-2)
+        seen = (vector[..., :, None] * product).sum(-2)
         tau = _entry(taus, j)
-        return made - tau[..., None] * vector[..., :, None] * seen[..., None, :]
+        return product - tau[..., None] * vector[..., :, None] * seen[..., None, :]
 
     return _loop(steps, step, c)
 

@@ -77,9 +77,9 @@ def of_arrays(jaxpr: TracedProgram, rank: int, consts: Sequence[Any] = ()) -> Ca
     """A function of two tuples of numbers, given as a program, as one of arrays of a rank."""
 
     def combine(one: Arrays, other: Arrays) -> Arrays:
-        def of_numbers(*given: Array) -> Arrays:
-            held = () if getattr(jaxpr, "consts", None) else consts
-            return tuple(interpret(jaxpr, (*held, *given), bind_equation))
+        def of_numbers(*numbers: Array) -> Arrays:
+            constants = () if getattr(jaxpr, "consts", None) else consts
+            return tuple(interpret(jaxpr, (*constants, *numbers), bind_equation))
 
         for _ in range(rank):
             of_numbers = jax.vmap(of_numbers)
@@ -108,15 +108,15 @@ def is_plain_window(equation: Equation) -> bool:
 
     Symbolic padding is that of ``"SAME"``, of a maximum.
     """
-    told = equation.params
-    sides = [side for pair in told["padding"] for side in pair]
+    params = equation.params
+    sides = [side for pair in params["padding"] for side in pair]
     if equation.invars[0].aval.dtype != jnp.float32 or not is_static(
-        (*told["window_dimensions"], *told["window_strides"])
+        (*params["window_dimensions"], *params["window_strides"])
     ):
         return False
     if not is_static(sides):
         return equation.primitive.name == "reduce_window_max" and is_padded_as_same(equation)
-    gaps = (*told["base_dilation"], *told["window_dilation"])
+    gaps = (*params["base_dilation"], *params["window_dilation"])
     return all(gap == 1 for gap in gaps) and min(sides, default=0) >= 0
 
 
@@ -232,8 +232,8 @@ def reduce_window(
         )
         return (*chosen, is_first | is_second)
 
-    taken = (*values, jnp.ones(values[0].shape, bool))
-    *found, some = _reduce_axes(taken, (*starts, jnp.array(False)), both, **window)
+    arrays = (*values, jnp.ones(values[0].shape, bool))
+    *found, some = _reduce_axes(arrays, (*starts, jnp.array(False)), both, **window)
     begun = [jnp.broadcast_to(start, each.shape) for start, each in zip(starts, found)]
     return both((*begun, jnp.ones_like(some)), (*found, some))[:-1]
 

@@ -180,12 +180,12 @@ def _bessel(near: Sequence[float], far: Sequence[float], odd: bool) -> Callable[
     def bessel(x: Array, **_: object) -> Any:
         size = jnp.abs(x)
         inside, outside = jnp.minimum(size, 3.75), jnp.maximum(size, 3.75)
-        made = polynomial((inside / 3.75) ** 2, near)
-        made = (inside * made if odd else made) * jnp.exp(-inside)
+        value = polynomial((inside / 3.75) ** 2, near)
+        value = (inside * value if odd else value) * jnp.exp(-inside)
         # A runtime may have no root of the largest numbers.
         tail = polynomial(3.75 / outside, far) / (4 * jnp.sqrt(outside * 0.0625))
-        made = jnp.where(size > 3.75, tail, made)
-        return made * jnp.sign(x) if odd else made
+        value = jnp.where(size > 3.75, tail, value)
+        return value * jnp.sign(x) if odd else value
 
     return bessel
 
@@ -295,9 +295,9 @@ def zeta(s: Array, q: Array, **_: object) -> Any:
     last = jnp.power(far, -s)
     total = total + last * far / (s - 1) + 0.5 * last
     factor = s / far * last
-    for place, each in enumerate(_BERNOULLI):
+    for index, each in enumerate(_BERNOULLI):
         total = total + each * factor
-        factor = factor * (s + 2 * place + 1) * (s + 2 * place + 2) / far**2
+        factor = factor * (s + 2 * index + 1) * (s + 2 * index + 2) / far**2
     pole = jnp.where((s % 2) == 0, jnp.inf, jnp.nan)
     total = jnp.where(s < 1, jnp.nan, total)
     total = jnp.where((q <= 0) & (q == jnp.floor(q)), pole, total)
