@@ -228,7 +228,7 @@ def careful_with_nan():
     return {"limit": jnp.float32(0.3)}, apply
 
 
-@model("jax", "batch, 5", odd=("ties", "empty"))
+@model("jax", "batch, 5", differentiable=True, odd=("ties", "empty"))
 def running_sums():
     """Sums and products along the batch and along a row; the input itself goes out too."""
 
@@ -271,7 +271,10 @@ def equinox_as_it_is():
     return net, lambda net, x: jax.vmap(net)(x)
 
 
-@model("jax", between(0, 3, "batch, length"), ints(3, "batch"), odd=("ties", "nan", "empty"))
+@model(
+    "jax", between(0, 3, "batch, length"), ints(3, "batch"),
+    differentiable=True, odd=("ties", "nan", "empty"),
+)  # fmt: skip
 def branches():
     """One of three functions for each row, and a condition for the whole."""
 

@@ -36,6 +36,8 @@ from pax_export.export.tracing.inputs import Inputs, bind_inputs, resolve_inputs
 from pax_export.export.tracing.names import describe_structure, tree_names
 from pax_export.export.tracing.programs import Program
 
+Function = Callable[..., Any]
+
 
 @dataclasses.dataclass(frozen=True)
 class Processors:
@@ -50,8 +52,8 @@ class Processors:
         cls,
         keys: Sequence[str],
         several: bool,
-        preprocess: object,
-        postprocess: object,
+        preprocess: Function | Mapping[str, Function] | None,
+        postprocess: Function | Mapping[str, Function] | None,
         inputs: PyTree,
     ) -> Processors:
         """Reads the arguments; with several signatures they are dicts over their keys."""
@@ -99,7 +101,9 @@ class Processors:
         return dataclasses.replace(signature, processing=around)
 
 
-def _processor_inputs(processor: Any, given: Any, key: str, constraints: Sequence[str]) -> Inputs:
+def _processor_inputs(
+    processor: Function, given: Any, key: str, constraints: Sequence[str]
+) -> Inputs:
     """The inputs of the preprocessor: given by the user, or by its input_signature."""
     if given is None:
         given = input_signature(processor)
@@ -113,7 +117,7 @@ def _processor_inputs(processor: Any, given: Any, key: str, constraints: Sequenc
     return resolve_inputs(python_function(processor), 0, given, None, constraints, text=True)
 
 
-def _preprocess(processor: Any, inputs: Inputs, program: Program, signature: Signature) -> Any:
+def _preprocess(processor: Function, inputs: Inputs, program: Program, signature: Signature) -> Any:
     tf = tensorflow("preprocess")
     call = as_function(processor)
     wanted = dict(zip(signature.input_names, input_specs(signature)))
@@ -153,7 +157,7 @@ def _fitting_tensor(tf: ModuleType, value: Any, wanted: Any, name: str, program:
 
 
 def _trace_postprocess(
-    processor: Any, program: Program, signature: Signature
+    processor: Function, program: Program, signature: Signature
 ) -> tuple[Any, tuple[ArrayInfo, ...], dict[str, Any]]:
     tf = tensorflow("postprocess")
     call = as_function(processor)
@@ -203,9 +207,6 @@ def _tensor_info(name: str, tensor: Any) -> ArrayInfo:
     sizes = ["..."] if shape.rank is None else shape.as_list()
     known = tuple("?" if size is None else size for size in sizes)
     return ArrayInfo(name, name, known, tensor.dtype.name)
-
-
-Function = Callable[..., Any]
 
 
 def as_function(processor: Function) -> Any:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from types import ModuleType
@@ -169,7 +169,9 @@ def _call_stages(tf: ModuleType, model: Any, case: Mapping[str, Any]) -> Arrays:
     return arrays
 
 
-def _call_one(tf: ModuleType, model: Any, case: Mapping[str, Any], function: Any = None) -> Arrays:
+def _call_one(
+    tf: ModuleType, model: Any, case: Mapping[str, Any], function: Callable[..., Any] | None = None
+) -> Arrays:
     signature = function or model.signatures[case["signature"]]
     inputs = {name: tf.constant(value) for name, value in case["inputs"].items()}
     cotangents = case.get("cotangents")

@@ -8,11 +8,11 @@ the gradients that jax traces, as functions of the SavedModel: custom rules stay
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import jax
 
-from pax_export._foundations.jaxpr import inner_programs, wrapped_program
+from pax_export._foundations.jaxpr import inner_programs, jaxpr_of, wrapped_program
+from pax_export._foundations.types import Atom, Equation, TracedProgram
 
 _SAME = frozenset(
     """
@@ -29,13 +29,12 @@ RELUS = {"relu": "Relu", "relu6": "Relu6"}
 _JAX = Path(jax.__file__).parent
 
 
-def differentiates(program: Any) -> bool:
+def differentiates(program: TracedProgram) -> bool:
     """Whether TensorFlow differentiates the operations of a program as jax does."""
-    jaxpr = getattr(program, "jaxpr", program)
-    return all(map(_differentiates, jaxpr.eqns))
+    return all(map(_differentiates, jaxpr_of(program).eqns))
 
 
-def _differentiates(equation: Any) -> bool:
+def _differentiates(equation: Equation) -> bool:
     name, params = equation.primitive.name, equation.params
     if name.startswith("custom_"):
         return function_of_jax(equation) in RELUS
@@ -50,11 +49,11 @@ def _differentiates(equation: Any) -> bool:
     return name in _SAME
 
 
-def _is_complex(atom: Any) -> bool:
+def _is_complex(atom: Atom) -> bool:
     return jax.numpy.issubdtype(atom.aval.dtype, jax.numpy.complexfloating)
 
 
-def function_of_jax(equation: Any) -> str:
+def function_of_jax(equation: Equation) -> str:
     """The name of a function of jax that has a rule for its derivative; empty for others."""
     called = equation.params.get("call_jaxpr")
     about = getattr(getattr(called, "jaxpr", called), "debug_info", None)

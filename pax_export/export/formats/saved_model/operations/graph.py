@@ -7,11 +7,12 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
 
+from pax_export._foundations.types import ArrayLike, DTypeLike, Size
 from pax_export.export.formats.saved_model.operations.operators import OPERATORS
 from pax_export.export.formats.saved_model.operations.sizes import TensorSizes
 from pax_export.export.formats.saved_model.proto.nodes import (
@@ -24,10 +25,7 @@ from pax_export.export.formats.saved_model.proto.nodes import (
     dtype_number,
 )
 from pax_export.export.portable import NotInTargetError, ProgramConverter, RuleTable
-from pax_export.export.portable.sizes import is_number as is_number
-from pax_export.export.portable.sizes import same_shape as same_shape
-from pax_export.export.portable.sizes import same_size as same_size
-from pax_export.export.portable.sizes import stay_thin
+from pax_export.export.portable.sizes import is_number, same_shape, same_size, stay_thin
 
 #: The rules that write primitives as operators: functions ``rule(builder, *operands,
 #: **parameters)`` of `Output`s and of the parameters of the primitive; `builder.results` has the
@@ -82,6 +80,10 @@ class Output:
         return self.is_float and self.dtype.itemsize == 2
 
 
+#: What is a tensor, or becomes one.
+Value: TypeAlias = Output | np.ndarray | int | Sequence[int]
+
+
 class NodeBuilder:
     """Writes the operators of one program; it is passed to the rules, which call it.
 
@@ -103,8 +105,8 @@ class NodeBuilder:
         self._count = 0
 
     def __call__(self, operator: str, *operands: Any, **attributes: Any) -> Any:
-        if operator in _MOVES and self._is_outside(operands[0]):
-            with self._in(self.frame.parent):
+        if operator in _MOVES and (outside := self._outside(operands[0])):
+            with self._in(outside):
                 return self(operator, *operands, **attributes)
         form, names, found = OPERATORS[operator], [], dict[str, np.dtype]()
         for kind, operand in zip(form.operands, operands, strict=True):
@@ -128,26 +130,22 @@ class NodeBuilder:
             kind = kind.rpartition("*")[2]
             dtype = VARIANT if kind == "variant" else np.dtype(attributes.get(kind, kind))
             results += [self._made(f"{node}:{name}:{at}", dtype) for at in range(count)]
-        return (
-            results
-            if len(form.results) > 1 or count > 1 or "num_split" in attributes
-            else (results[0])
-        )
+        return results if len(form.results) > 1 or "num_split" in attributes else results[0]
 
-    def _is_outside(self, x: Any) -> bool:
-        """Whether an array is the same in all turns of the loop that is being written."""
-        in_loop = self.frame.parent is not None and self.frame.arguments
-        return bool(in_loop and x.frame not in (None, self.frame))
+    def _outside(self, x: Output) -> Frame | None:
+        """The function around the loop that is being written, if all turns have the same array."""
+        is_same = self.frame.arguments and x.frame not in (None, self.frame)
+        return self.frame.parent if is_same else None
 
     @contextmanager
-    def _in(self, frame: Any) -> Iterator[None]:
+    def _in(self, frame: Frame) -> Iterator[None]:
         inside, self.frame = self.frame, frame
         try:
             yield
         finally:
             self.frame = inside
 
-    def _check_kernel(self, operator: str, dtype: Any) -> None:
+    def _check_kernel(self, operator: str, dtype: DTypeLike | None) -> None:
         computed = OPERATORS[operator].dtypes
         if computed and dtype is not None and np.dtype(dtype).name not in computed:
             raise NotInTargetError(f"TensorFlow has no kernel of {operator} for {dtype}")
@@ -174,26 +172,27 @@ class NodeBuilder:
         made = [self._made(f"{node}:output:{at}", x.dtype) for at, x in enumerate(results)]
         return [x if of.shape is None else self.shaped(x, of.shape) for x, of in zip(made, results)]
 
-    def _made(self, name: str, dtype: Any) -> Output:
+    def _made(self, name: str, dtype: DTypeLike) -> Output:
         return Output(name, np.dtype(dtype), None, self.frame)
 
-    def tensor(self, value: Any) -> Output:
+    def tensor(self, value: Value) -> Output:
         """A tensor, or a constant: of numpy, or sizes as int32."""
         if isinstance(value, Output):
             return value
-        array = np.asarray(value, np.int32) if isinstance(value, (int, list, tuple)) else value
+        is_size = isinstance(value, (int, list, tuple))
+        array = np.asarray(value, np.int32) if is_size else np.asarray(value)
         return self.literal(array, array.dtype)
 
-    def literal(self, value: Any, dtype: Any = None) -> Output:
+    def literal(self, value: ArrayLike, dtype: DTypeLike | None = None) -> Output:
         dtype = np.dtype(jax.numpy.result_type(value) if dtype is None else dtype)
         array = np.asarray(value).astype(dtype)
         return Output("", dtype, array.shape, None, array)
 
-    def like(self, value: Any, operand: Output) -> np.ndarray:
+    def like(self, value: ArrayLike, operand: Output) -> np.ndarray:
         """A number of the dtype of an operand."""
         return np.asarray(value, operand.dtype)
 
-    def cast(self, x: Output, dtype: Any) -> Output:
+    def cast(self, x: Output, dtype: DTypeLike) -> Output:
         if x.dtype == np.dtype(dtype):
             return x
         if x.known is not None and x.frame is None:
@@ -201,7 +200,13 @@ class NodeBuilder:
         made = self("Cast", x, DstT=np.dtype(dtype))
         return dataclasses.replace(made, shape=x.shape)
 
-    def shaped(self, x: Output, shape: Sequence[Any]) -> Output:
+    def in_float32(self, operator: str, x: Output, *others: Any, **attributes: Any) -> Output:
+        """The result of an operator, which computes half precision in float32."""
+        wide = np.dtype(np.float32) if x.is_half else x.dtype
+        given = [self.cast(each, wide) if isinstance(each, Output) else each for each in others]
+        return self.cast(self(operator, self.cast(x, wide), *given, **attributes), x.dtype)
+
+    def shaped(self, x: Output, shape: Sequence[Size]) -> Output:
         """A tensor whose sizes are known in jax."""
         return dataclasses.replace(x, shape=tuple(shape))
 
@@ -237,15 +242,13 @@ class NodeBuilder:
     @contextmanager
     def function(self, structs: Sequence[Any]) -> Iterator[Frame]:
         """Operators written in the block belong to a function with these arguments."""
-        outside, self.frame = self.frame, Frame(self.frame)
-        self.frame.arguments = [
-            Output(f"argument_{at}", np.dtype(x.dtype), tuple(x.shape), self.frame)
+        frame = Frame(self.frame)
+        frame.arguments = [
+            Output(f"argument_{at}", np.dtype(x.dtype), tuple(x.shape), frame)
             for at, x in enumerate(structs)
         ]
-        try:
-            yield self.frame
-        finally:
-            self.frame = outside
+        with self._in(frame):
+            yield frame
 
     def library(self, *frames: Frame, passes: Sequence[Frame] = ()) -> tuple[list[str], Any]:
         """Adds functions to the library; returns their names, and the tensors that all capture.
@@ -281,7 +284,7 @@ class NodeBuilder:
 
     # Checks of arguments.
 
-    def check(self, relation: str, text: str, one: Any, other: Any) -> str:
+    def check(self, relation: str, text: str, one: Value, other: Value) -> str:
         """Adds an operation that fails unless sizes are so; returns its name, for `after`."""
         both = [self.tensor(each) for each in (one, other)]
         same = self._name_of(self(relation, *both))
@@ -297,7 +300,7 @@ class NodeBuilder:
 
     # Shapes.
 
-    def reshape(self, x: Output, shape: Sequence[Any]) -> Output:
+    def reshape(self, x: Output, shape: Sequence[Size]) -> Output:
         x = self._reshaped.get((x.frame, x.name), x)  # reshaped twice, it is once
         if x.shape is not None and same_shape(x.shape, shape):
             return x
@@ -310,7 +313,7 @@ class NodeBuilder:
         self._reshaped[made.frame, made.name] = x
         return made
 
-    def reshaped(self, x: Output, size: Any) -> Output:
+    def reshaped(self, x: Output, size: Size) -> Output:
         """The array that was reshaped to this one, if its last axis has this size, too."""
         source = self._reshaped.get((x.frame, x.name), x)
         return source if source.rank and same_size(source.shape[-1], size) else x
@@ -326,7 +329,7 @@ class NodeBuilder:
         self._transposed[made.frame, made.name] = x, order
         return made
 
-    def broadcast(self, x: Output, shape: Sequence[Any]) -> Output:
+    def broadcast(self, x: Output, shape: Sequence[Size]) -> Output:
         if x.shape is not None and same_shape(x.shape, shape):
             return x
         made = self("BroadcastTo", x, self.sizes.shape(shape))

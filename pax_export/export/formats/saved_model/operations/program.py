@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,14 +12,11 @@ import numpy as np
 from pax_export._foundations.errors import UnsupportedOperationError
 from pax_export._foundations.jax import is_key
 from pax_export._foundations.jaxpr import jaxpr_primitives
+from pax_export._foundations.types import Aval, Equation
 from pax_export.export.artifact import compatibility, dimensions
 from pax_export.export.formats.saved_model.operations import rules
 from pax_export.export.formats.saved_model.operations.derivatives import differentiates
-from pax_export.export.formats.saved_model.operations.graph import (
-    RULES,
-    NodeBuilder,
-    Output,
-)
+from pax_export.export.formats.saved_model.operations.graph import RULES, NodeBuilder, Output
 from pax_export.export.formats.saved_model.proto.nodes import Body, Message
 from pax_export.export.lowering.lower import Lowered, Portable
 from pax_export.export.portable import (
@@ -249,7 +246,7 @@ class _GraphWriter:
             raise NotInTargetError(f"arrays of {np.dtype(struct.dtype).name}, as {of}")
         return [tensor]
 
-    def _given(self, struct: Any, found: Any) -> Output:
+    def _given(self, struct: Aval, found: Iterator[Output]) -> Output:
         """A result, of the parts that the program has."""
         one = self._without_rows(next(found))
         if is_key(struct.dtype) or np.dtype(struct.dtype).kind != "c":
@@ -262,7 +259,9 @@ class _GraphWriter:
             return self._operands[place]
         return self._builder.literal(getattr(value, "val", value))
 
-    def _by_rule(self, rule: Rule, equation: Any, operands: Sequence[Any]) -> list[Output] | None:
+    def _by_rule(
+        self, rule: Rule, equation: Equation, operands: Sequence[Any]
+    ) -> list[Output] | None:
         builder, results = self._builder, [variable.aval for variable in equation.outvars]
         outside = builder.operation, builder.results
         builder.operation, told = kept.operation(equation)
@@ -275,7 +274,7 @@ class _GraphWriter:
         return [_as(x, result) for x, result in zip(several, results, strict=True)]
 
 
-def _as(tensor: Output, struct: Any) -> Output:
+def _as(tensor: Output, struct: Aval) -> Output:
     """A result of a rule, with the shape that jax knows."""
     if tensor.dtype != np.dtype(struct.dtype):
         raise NotInTargetError(f"with a result of {tensor.dtype} for {struct.dtype}")

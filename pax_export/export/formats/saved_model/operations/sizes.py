@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from pax_export._foundations.types import Size
 from pax_export.export.artifact import dimensions
 from pax_export.export.portable.sizes import GraphSizes, is_number
 
@@ -44,29 +45,24 @@ class TensorSizes(GraphSizes):
         self._variables[variable] = value
         self._written = {key: x for key, x in self._written.items() if key.startswith("shape ")}
 
-    def scalar(self, size: Any) -> Any:
-        found = self.of(size)
-        return np.array(found, np.int32) if is_number(found) else found
-
     def shape(self, sizes: Sequence[Any]) -> Any:
         """Sizes as one int32 array: a constant, or a tensor."""
         found = list(map(self.of, sizes))
         if all(map(is_number, found)):
             return np.array(found, np.int32).reshape(-1)
         text = f"({', '.join(map(str, sizes))})"
-        return self._once(text, lambda: self._node("Pack", list(map(self.scalar, sizes))))
+        return self._once(text, lambda: self._node("Pack", found))
 
-    def arange(self, size: Any) -> Any:
+    def arange(self, size: Size) -> Any:
         """0, 1, 2... as int32."""
         if is_number(size):
             return np.arange(size, dtype=np.int32)
-        ends = np.array(0, np.int32), self.scalar(size), np.array(1, np.int32)
-        return self._once(f"range {size}", lambda: self._node("Range", *ends))
+        return self._once(f"range {size}", lambda: self._node("Range", 0, self.of(size), 1))
 
     def _size_of(self, tensor: Any, axis: int) -> Any:
         whole = self._once(f"shape {tensor.name}", lambda: self._node("Shape", tensor))
-        ends = [np.array([each], np.int32) for each in (axis, axis + 1, 1)]
-        read = lambda: self._node("StridedSlice", whole, *ends, shrink_axis_mask=1)  # noqa: E731
+        ends = [axis], [axis + 1], [1]
+        read = partial(self._node, "StridedSlice", whole, *ends, shrink_axis_mask=1)
         return self._once(f"shape {tensor.name} {axis}", read)
 
     def _once(self, key: str, make: Callable[[], Any]) -> Any:
@@ -77,5 +73,4 @@ class TensorSizes(GraphSizes):
     def _calculate(self, operation: str, left: Any, right: Any) -> Any:
         if operation == "neg":
             operation, left = "sub", 0
-        both = (np.array(x, np.int32) if isinstance(x, int) else x for x in (left, right))
-        return self._node(_OPERATORS[operation], *both)
+        return self._node(_OPERATORS[operation], left, right)

@@ -8,35 +8,28 @@ from typing import Any
 
 import numpy as np
 
+from pax_export._foundations.types import Equation, Jaxpr
 from pax_export.export.formats.saved_model.operations.derivatives import RELUS, function_of_jax
-from pax_export.export.formats.saved_model.operations.graph import (
-    NodeBuilder,
-    Output,
-    is_number,
-    rule,
-    same_size,
-)
+from pax_export.export.formats.saved_model.operations.graph import NodeBuilder, Output, rule
 from pax_export.export.portable.decompositions.control import is_choice
 from pax_export.export.portable.decompositions.elementary import to_even
+from pax_export.export.portable.sizes import is_number, same_size
 
-#: Primitives with an operator of the same meaning.
-_UNARY = {
-    "exp": "Exp", "log": "Log", "log1p": "Log1p", "expm1": "Expm1",
-    "sin": "Sin", "cos": "Cos", "tan": "Tan", "tanh": "Tanh", "sinh": "Sinh", "cosh": "Cosh",
-    "asin": "Asin", "acos": "Acos", "atan": "Atan", "asinh": "Asinh", "acosh": "Acosh",
-    "atanh": "Atanh", "sqrt": "Sqrt", "rsqrt": "Rsqrt", "logistic": "Sigmoid", "floor": "Floor",
-    "ceil": "Ceil", "erf": "Erf", "erfc": "Erfc", "is_finite": "IsFinite", "square": "Square",
-    "stop_gradient": "StopGradient",
-}  # fmt: skip
-_WIDE = {
-    "erf_inv": "Erfinv", "lgamma": "Lgamma", "digamma": "Digamma", "bessel_i0e": "BesselI0e",
-    "bessel_i1e": "BesselI1e", "igamma": "Igamma", "igammac": "Igammac", "zeta": "Zeta",
-    "polygamma": "Polygamma", "regularized_incomplete_beta": "Betainc", "nextafter": "NextAfter",
-}  # fmt: skip
-_BINARY = {
-    "add_any": "AddV2", "sub": "Sub", "mul": "Mul",
-    "atan2": "Atan2", "lt": "Less", "le": "LessEqual", "gt": "Greater", "ge": "GreaterEqual",
+#: Operators with the meaning of the primitive of their name, and of others.
+_SAME = """
+    Exp Log Log1p Expm1 Sin Cos Tan Tanh Sinh Cosh Asin Acos Atan Asinh Acosh Atanh Sqrt Rsqrt
+    Floor Ceil Erf Erfc Square Sub Mul Atan2
+""".split()
+_RENAMED = {
+    "logistic": "Sigmoid", "is_finite": "IsFinite", "stop_gradient": "StopGradient",
+    "add_any": "AddV2", "lt": "Less", "le": "LessEqual", "gt": "Greater", "ge": "GreaterEqual",
     "eq": "Equal", "ne": "NotEqual",
+}  # fmt: skip
+#: Those without a kernel, or a good one, for half precision.
+_WIDE = "Lgamma Digamma Igamma Igammac Zeta Polygamma NextAfter".split()
+_WIDE_RENAMED = {
+    "erf_inv": "Erfinv", "bessel_i0e": "BesselI0e", "bessel_i1e": "BesselI1e",
+    "regularized_incomplete_beta": "Betainc",
 }  # fmt: skip
 
 
@@ -48,19 +41,15 @@ def _plain(operator: str) -> Callable:
 
 
 def _in_float32(operator: str) -> Callable:
-    """For half precision without a kernel."""
-
     def apply(builder: NodeBuilder, *operands: Output, **_: object) -> Output:
-        dtype = np.dtype(np.float32) if operands[0].is_half else operands[0].dtype
-        made = builder(operator, *(builder.cast(x, dtype) for x in builder.spread(*operands)))
-        return builder.cast(made, operands[0].dtype)
+        return builder.in_float32(operator, *builder.spread(*operands))
 
     return apply
 
 
-for _name, _operator in (_UNARY | _BINARY).items():
+for _name, _operator in ({each.lower(): each for each in _SAME} | _RENAMED).items():
     rule(_name)(_plain(_operator))
-for _name, _operator in _WIDE.items():
+for _name, _operator in ({each.lower(): each for each in _WIDE} | _WIDE_RENAMED).items():
     rule(_name)(_in_float32(_operator))
 rule("round", when=to_even)(_in_float32("Rint"))
 
@@ -103,12 +92,12 @@ rule("max")(_extreme("Maximum"))
 rule("min")(_extreme("Minimum"))
 
 
-def _is_relu(equation: Any) -> bool:
+def _is_relu(equation: Equation) -> bool:
     return function_of_jax(equation) in RELUS
 
 
 @rule("custom_jvp_call", when=_is_relu)
-def relu(builder: NodeBuilder, x: Output, *, call_jaxpr: Any, **_: object) -> Output:
+def relu(builder: NodeBuilder, x: Output, *, call_jaxpr: Jaxpr, **_: object) -> Output:
     return builder(RELUS[call_jaxpr.jaxpr.debug_info.func_name], x)
 
 
@@ -144,9 +133,7 @@ def div(builder: NodeBuilder, x: Output, y: Output, **_: object) -> Output:
 def rem(builder: NodeBuilder, x: Output, y: Output, **_: object) -> Output:
     left, right = builder.spread(x, y)
     if x.is_float:
-        wide = np.dtype(np.float32) if x.is_half else x.dtype
-        made = builder("TruncateMod", *(builder.cast(each, wide) for each in (left, right)))
-        return builder.cast(made, x.dtype)
+        return builder.in_float32("TruncateMod", left, right)
     quotient, by_zero = _whole(builder, left, right, y)
     rest = builder("Sub", left, builder("Mul", quotient, right))
     return rest if by_zero is None else builder("SelectV2", by_zero, left, rest)

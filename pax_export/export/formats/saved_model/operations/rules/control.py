@@ -11,12 +11,7 @@ import numpy as np
 
 from pax_export._foundations.jax import scan_operands
 from pax_export._foundations.types import TracedProgram
-from pax_export.export.formats.saved_model.operations.graph import (
-    NodeBuilder,
-    Output,
-    is_number,
-    rule,
-)
+from pax_export.export.formats.saved_model.operations.graph import Frame, NodeBuilder, Output, rule
 from pax_export.export.formats.saved_model.proto.nodes import (
     VARIANT,
     FunctionName,
@@ -24,6 +19,7 @@ from pax_export.export.formats.saved_model.proto.nodes import (
     dtype_number,
 )
 from pax_export.export.portable.decompositions.control import is_of_one
+from pax_export.export.portable.sizes import is_number
 
 #: Run in the graph around them, as TensorFlow writes its own, and not each turn as a call.
 _IN_GRAPH = {"_lower_using_switch_merge": True}
@@ -87,7 +83,7 @@ def while_(
 
 
 def _loop(
-    builder: NodeBuilder, state: Sequence[Any], results: Sequence[Any], going: Any, turn: Any
+    builder: NodeBuilder, state: Sequence[Any], results: Sequence[Any], going: Frame, turn: Frame
 ) -> list[Output]:
     names, captured = builder.library(going, turn, passes=[turn])
     given = [*map(builder.tensor, state), *captured]
@@ -107,27 +103,21 @@ def scan(builder: NodeBuilder, *operands: Output, **told: Any) -> list[Output]:
     """
     (consts, state, rows), results = scan_operands(told, operands), builder.results
     length, reverse, count = told["length"], told["reverse"], len(state)
-    size = builder.tensor(builder.sizes.scalar(length))
+    size = builder.tensor(builder.sizes.of(length))
     stacks = results[count:]
     lists = [
-        builder(
-            "TensorListReserve", _known(each.shape[1:]), size, element_dtype=np.dtype(each.dtype)
-        )
+        builder("TensorListReserve", _known(each.shape[1:]), size, element_dtype=each.dtype)
         for each in stacks
     ]
     shapes = [row.shape[1:] for row in rows]
-    taken = [
-        builder("TensorListFromTensor", row, _known(shape)) for row, shape in zip(rows, shapes)
-    ]
+    taken = [builder("TensorListFromTensor", row, _known(row.shape[1:])) for row in rows]
     begun = [builder.tensor(0), size, *state, *lists]
     structs = [_INDEX, _INDEX, *results[:count], *(_Handle for _ in stacks)]
     with builder.function(structs) as going:
         going.results = [builder("Less", *going.arguments[:2])]
     with builder.function(structs) as turn:
         index, last, *carried = turn.arguments
-        place = index
-        if reverse:
-            place = builder("Sub", builder("Sub", last, 1), index)
+        place = builder("Sub", builder("Sub", last, 1), index) if reverse else index
         pieces = [
             builder("TensorListGetItem", each, place, _known(shape), element_dtype=row.dtype)
             for each, row, shape in zip(taken, rows, shapes)
@@ -140,16 +130,10 @@ def scan(builder: NodeBuilder, *operands: Output, **told: Any) -> list[Output]:
         ]
         turn.results = [builder("AddV2", index, 1), last, *made[:count], *stored]
     found = _loop(builder, begun, structs, going, turn)[2:]
-    stacked = [
-        builder(
-            "TensorListStack",
-            handle,
-            builder.sizes.shape(each.shape[1:]),
-            element_dtype=np.dtype(each.dtype),
-        )
-        for handle, each in zip(found[count:], stacks)
-    ]
-    return [*found[:count], *stacked]
+    for at, each in enumerate(stacks, count):
+        sizes = builder.sizes.shape(each.shape[1:])
+        found[at] = builder("TensorListStack", found[at], sizes, element_dtype=each.dtype)
+    return found
 
 
 def _known(shape: Sequence[Any]) -> list[int]:

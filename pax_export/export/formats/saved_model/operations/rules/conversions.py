@@ -8,12 +8,15 @@ from typing import Any
 import jax
 import numpy as np
 
+from pax_export._foundations.types import DTypeLike
 from pax_export.export.formats.saved_model.operations.graph import NodeBuilder, Output, rule
 from pax_export.export.portable import NotInTargetError
 
 
 @rule("convert_element_type")
-def convert_element_type(builder: NodeBuilder, x: Output, *, new_dtype: Any, **_: object) -> Any:
+def convert_element_type(
+    builder: NodeBuilder, x: Output, *, new_dtype: DTypeLike, **_: object
+) -> Any:
     dtype = np.dtype(new_dtype)
     if dtype == x.dtype:
         return x
@@ -54,7 +57,7 @@ def _whole(builder: NodeBuilder, x: Output, dtype: np.dtype) -> Output:
 
 
 @rule("bitcast_convert_type")
-def bitcast_convert_type(builder: NodeBuilder, x: Output, *, new_dtype: Any) -> Any:
+def bitcast_convert_type(builder: NodeBuilder, x: Output, *, new_dtype: DTypeLike) -> Any:
     dtype = np.dtype(new_dtype)
     if np.bool_ in (x.dtype, dtype):
         raise NotInTargetError(f"from {x.dtype.name} to {dtype.name}")

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from jax.lax import ConvDimensionNumbers
 
-from pax_export.export.formats.saved_model.operations.graph import (
-    NodeBuilder,
-    Output,
-    is_number,
-    rule,
-)
+from pax_export._foundations.types import Equation, Size
+from pax_export.export.formats.saved_model.operations.graph import NodeBuilder, Output, rule
 from pax_export.export.portable.decompositions.convolutions import is_plain_convolution
 from pax_export.export.portable.decompositions.reductions import is_plain_window
+from pax_export.export.portable.sizes import is_number
 
 
-def _is_convolution(equation: Any) -> bool:
+def _is_convolution(equation: Equation) -> bool:
     params = equation.params
     numbers = [end for pair in params["padding"] for end in pair]
     axes, groups = len(params["padding"]), params["feature_group_count"]
@@ -40,7 +38,7 @@ def conv_general_dilated(
     window_strides: Sequence[int],
     padding: Sequence[tuple[Any, Any]],
     rhs_dilation: Sequence[int],
-    dimension_numbers: Any,
+    dimension_numbers: ConvDimensionNumbers,
     feature_group_count: int,
     **_: object,
 ) -> Output:
@@ -81,7 +79,7 @@ class _Window:
         return told | {"padding": b"EXPLICIT", "explicit_paddings": [0, 0, *ends, 0, 0]}
 
 
-def _is_same(size: Any, taps: int, step: int, gap: int, ends: tuple[Any, Any]) -> bool:
+def _is_same(size: Size, taps: int, step: int, gap: int, ends: tuple[Any, Any]) -> bool:
     if not all(map(is_number, ends)):
         return True
     total = (taps - 1) * gap
@@ -114,7 +112,7 @@ def _convolved(
 # --- pools ------------------------------------------------------------------
 
 
-def _is_pool(equation: Any) -> bool:
+def _is_pool(equation: Equation) -> bool:
     """Whether windows are those of a pool of images, with features last."""
     told, rank = equation.params, equation.invars[0].aval.ndim
     widths, steps = told["window_dimensions"], told["window_strides"]
@@ -139,7 +137,9 @@ def sum_pool(builder: NodeBuilder, x: Output, **window: Any) -> Output:
     return builder("Mul", mean, builder.like(math.prod(window["window_dimensions"]), x))
 
 
-def _pooled(builder: NodeBuilder, operator: str, x: Output, window: Any, edge: float) -> Output:
+def _pooled(
+    builder: NodeBuilder, operator: str, x: Output, window: Mapping[str, Any], edge: float
+) -> Output:
     edges, told = window["padding"], {"padding": b"VALID"}
     if not all(is_number(end) for pair in edges for end in pair):
         told = {"padding": b"SAME"}

@@ -7,12 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from pax_export.export.formats.saved_model.operations.graph import (
-    NodeBuilder,
-    Output,
-    rule,
-    same_size,
-)
+from pax_export._foundations.types import Size
+from pax_export.export.formats.saved_model.operations.graph import NodeBuilder, Output, rule
+from pax_export.export.portable.sizes import same_size
 
 
 @rule("take")
@@ -41,7 +38,7 @@ def put(
 ) -> Output:
     if how == "mul":  # an operator of products leaves out negative places
         places = builder("SelectV2", inside[0], places, -1) if inside else places
-        count = builder.sizes.scalar(x.shape[0])
+        count = builder.sizes.of(x.shape[0])
         return builder("Mul", x, builder("UnsortedSegmentProd", rows, places, count))
     if how in ("max", "min") and x.is_float:  # of NaN, operators have no order
         flags = [builder.cast(builder("IsNan", each), x.dtype) for each in (x, rows)]
@@ -55,37 +52,26 @@ def put(
 def _put(
     builder: NodeBuilder, x: Output, places: Output, rows: Output, inside: Sequence, how: str
 ) -> Output:
-    if inside and (inside[0].known is None or not inside[0].known.all()):
-        # Rows outside go to one more row, which is cut off.
-        (size, width), end = x.shape, builder.sizes.scalar(x.shape[0])
-        places = builder("SelectV2", inside[0], places, end)
-        paddings = np.array([[0, 1], [0, 0]], np.int32)
-        x = builder("PadV2", x, paddings, builder.like(0, x))
-        made = builder(f"TensorScatter{_SCATTERS[how]}", x, _column(builder, places), rows)
-        cut = [builder.sizes.shape(each) for each in ([0, 0], [size, width], [1, 1])]
-        return builder("StridedSlice", made, *cut)
-    return builder(f"TensorScatter{_SCATTERS[how]}", x, _column(builder, places), rows)
-
-
-def _column(builder: NodeBuilder, places: Output) -> Output:
-    return builder("ExpandDims", places, 1)
+    shape = x.shape
+    cuts = inside and (inside[0].known is None or not inside[0].known.all())
+    if cuts:  # rows outside go to one more row, which is cut off
+        places = builder("SelectV2", inside[0], places, builder.sizes.of(shape[0]))
+        x = builder("PadV2", x, [[0, 1], [0, 0]], builder.like(0, x))
+    column = builder("ExpandDims", places, 1)
+    made = builder(f"TensorScatter{_SCATTERS[how]}", x, column, rows)
+    return (
+        builder("StridedSlice", made, [0, 0], builder.sizes.shape(shape), [1, 1]) if cuts else made
+    )
 
 
 @rule("window")
 def window(builder: NodeBuilder, x: Output, *starts: Output, sizes: Sequence[Any]) -> Output:
-    begin = _starts(builder, starts)
-    if begin is None:
-        return x
-    return builder("Slice", x, begin, builder.sizes.shape(sizes))
-
-
-def _starts(builder: NodeBuilder, starts: Sequence[Output]) -> Any:
-    """The starts of a window as one array; None without axes."""
     if not starts:
-        return None
-    if all(each.known is not None for each in starts):
-        return np.array([int(each.known) for each in starts if each.known is not None], np.int32)
-    return builder("Pack", [builder.cast(each, np.int32) for each in starts])
+        return x
+    known = [int(each.known) for each in starts if each.known is not None]
+    if len(known) < len(starts):
+        known = builder("Pack", [builder.cast(each, np.int32) for each in starts])
+    return builder("Slice", x, known, builder.sizes.shape(sizes))
 
 
 @rule("put_window")
@@ -107,7 +93,7 @@ def put_window(builder: NodeBuilder, x: Output, update: Output, *starts: Output)
 
 
 @rule("rank")
-def rank(builder: NodeBuilder, x: Output, *, axis: int, count: Any, largest: bool) -> Output:
+def rank(builder: NodeBuilder, x: Output, *, axis: int, count: Size, largest: bool) -> Output:
     """By keys in the order of the numbers, because `TopKV2` has no order for NaN."""
     axis %= x.rank
     order = [*(each for each in range(x.rank) if each != axis), axis]
@@ -116,7 +102,7 @@ def rank(builder: NodeBuilder, x: Output, *, axis: int, count: Any, largest: boo
         is_unsigned, is_signed = (key.dtype.kind == each for each in "ui")
         end = np.iinfo(key.dtype).max if is_unsigned else -int(is_signed)
         key = builder("Sub", builder.like(end, key), key)
-    _, places = builder("TopKV2", key, builder.sizes.scalar(count))
+    _, places = builder("TopKV2", key, builder.sizes.of(count))
     sizes = [*(x.shape[each] for each in order[:-1]), count]
     back = [int(each) for each in np.argsort(order)]
     return builder.transpose(builder.shaped(places, sizes), back)

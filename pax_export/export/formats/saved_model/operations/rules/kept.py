@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from pax_export.export.formats.saved_model.operations.graph import NodeBuilder, Output, rule
 
 
 @rule("clip")
-def clip(builder: NodeBuilder, x: Output, *, low: Any = None, high: Any = None) -> Output:
+def clip(
+    builder: NodeBuilder, x: Output, *, low: float | None = None, high: float | None = None
+) -> Output:
     if low == 0 and high in (None, 6):
         return builder("Relu" if high is None else "Relu6", x)
     x = x if low is None else builder("Maximum", x, builder.like(low, x))

@@ -11,14 +11,16 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from jax.lax import FftType
 
+from pax_export._foundations.types import Equation
 from pax_export.export.formats.saved_model.operations.graph import NodeBuilder, Output, rule
 from pax_export.export.portable import kept
 
 _DTYPES = ("float32", "float64", "complex64", "complex128")
 
 
-def _has_kernel(equation: Any) -> bool:
+def _has_kernel(equation: Equation) -> bool:
     x, (_, told) = equation.invars[0].aval, kept.operation(equation)
     if x.dtype.name not in _DTYPES or told.get("pivoting"):
         return False
@@ -65,9 +67,8 @@ def _lower(builder: NodeBuilder, x: Output) -> Output:
 
 
 def _adjoint(builder: NodeBuilder, x: Output) -> Output:
-    *batch, rows, columns = range(x.rank)
     x = builder.shaped(builder("Conj", x), x.shape) if x.dtype.kind == "c" else x
-    return builder.transpose(x, [*batch, columns, rows])
+    return _transposed(builder, x)
 
 
 def _of_finite(builder: NodeBuilder, x: Output, factorize: Callable) -> list[Output]:
@@ -152,7 +153,11 @@ _AXES = {1: "", 2: "2D", 3: "3D"}
 
 @rule("complex_fft")
 def fft(
-    builder: NodeBuilder, x: Output, *imag: Output, fft_type: Any, fft_lengths: Sequence[Any]
+    builder: NodeBuilder,
+    x: Output,
+    *imag: Output,
+    fft_type: FftType,
+    fft_lengths: Sequence[Any],
 ) -> Any:
     kind = f"{fft_type.name}{_AXES[len(fft_lengths)]}"
     x = _joined(builder, x, *imag) if imag else x

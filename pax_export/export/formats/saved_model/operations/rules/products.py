@@ -7,13 +7,20 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from jax.lax import DotDimensionNumbers
 
+from pax_export._foundations.types import DTypeLike
 from pax_export.export.formats.saved_model.operations.graph import NodeBuilder, Output, rule
 
 
 @rule("dot_general")
 def dot_general(
-    builder: NodeBuilder, x: Output, y: Output, *, dimension_numbers: Any, **_: object
+    builder: NodeBuilder,
+    x: Output,
+    y: Output,
+    *,
+    dimension_numbers: DotDimensionNumbers,
+    **_: object,
 ) -> Output:
     (result,) = builder.results
     kind = _carrier(result.dtype)
@@ -24,7 +31,7 @@ def dot_general(
     return builder.cast(made, result.dtype)
 
 
-def _carrier(dtype: Any) -> np.dtype:
+def _carrier(dtype: DTypeLike) -> np.dtype:
     """The dtype in which numbers are multiplied: half precision and small integers in 32 bits."""
     dtype = np.dtype(dtype)
     if dtype.kind in "iu":
@@ -33,7 +40,11 @@ def _carrier(dtype: Any) -> np.dtype:
 
 
 def _product(
-    builder: NodeBuilder, x: Output, y: Output, dimension_numbers: Any, shape: Sequence[Any]
+    builder: NodeBuilder,
+    x: Output,
+    y: Output,
+    dimension_numbers: DotDimensionNumbers,
+    shape: Sequence[Any],
 ) -> Output:
     (x_sum, y_sum), (x_batch, y_batch) = dimension_numbers
     x_free = [axis for axis in range(x.rank) if axis not in (*x_sum, *x_batch)]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
+from pax_export._foundations.types import DTypeLike, Equation
 from pax_export.export.formats.saved_model.operations.graph import NodeBuilder, Output, rule
 from pax_export.export.portable.decompositions.reductions import of_truth_values
 
@@ -18,18 +18,13 @@ def reduced(
 ) -> Output:
     if not len(axes):
         return x
-    return builder(operator, x, list(map(int, axes)), **({"keep_dims": True} if keep else {}))
+    # As jax on CPUs: TensorFlow's sum of many small numbers stops at a power of two.
+    write = builder.in_float32 if operator in ("Sum", "Prod") else builder
+    return write(operator, x, list(map(int, axes)), **({"keep_dims": True} if keep else {}))
 
 
 def _reduction(operator: str) -> Callable:
-    def apply(builder: NodeBuilder, x: Output, *, axes: Axes, **_: object) -> Output:
-        if not x.is_half or operator not in ("Sum", "Prod"):
-            return reduced(builder, operator, x, axes)
-        # As jax on CPUs: TensorFlow's sum of many small numbers stops at a power of two.
-        wide = reduced(builder, operator, builder.cast(x, np.float32), axes)
-        return builder.cast(wide, x.dtype)
-
-    return apply
+    return lambda builder, x, *, axes, **_: reduced(builder, operator, x, axes)
 
 
 rule("reduce_sum")(_reduction("Sum"))
@@ -38,7 +33,7 @@ rule("reduce_or", when=of_truth_values)(_reduction("Any"))
 rule("reduce_and", when=of_truth_values)(_reduction("All"))
 
 
-def _has_extreme(equation: Any) -> bool:
+def _has_extreme(equation: Equation) -> bool:
     return equation.invars[0].aval.dtype != np.bool_
 
 
@@ -53,9 +48,7 @@ rule("mean")(lambda builder, x, *, axes, keepdims: reduced(builder, "Mean", x, a
 def _running(name: str, operator: str) -> None:
     @rule(name)
     def running(builder: NodeBuilder, x: Output, *, axis: int, reverse: bool) -> Output:
-        wide = builder.cast(x, np.float32) if x.is_half else x
-        made = builder(operator, wide, np.array(axis, np.int32), reverse=bool(reverse))
-        return builder.cast(made, x.dtype)
+        return builder.in_float32(operator, x, axis, reverse=bool(reverse))
 
 
 _running("cumsum", "Cumsum")
@@ -64,7 +57,7 @@ _running("cumprod", "Cumprod")
 
 def _position(name: str, operator: str) -> None:
     @rule(name)
-    def position(builder: NodeBuilder, x: Output, *, axes: Axes, index_dtype: Any) -> Output:
+    def position(builder: NodeBuilder, x: Output, *, axes: Axes, index_dtype: DTypeLike) -> Output:
         """The first of equal elements, or the first NaN, which TensorFlow skips."""
         axis = np.array(axes[0], np.int32)
         kind = np.dtype(np.int64 if np.dtype(index_dtype).itemsize > 4 else np.int32)

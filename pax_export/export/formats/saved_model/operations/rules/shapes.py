@@ -8,23 +8,20 @@ from typing import Any
 
 import numpy as np
 
-from pax_export.export.formats.saved_model.operations.graph import (
-    NodeBuilder,
-    Output,
-    is_number,
-    rule,
-    same_shape,
-    same_size,
-)
+from pax_export._foundations.types import Size
+from pax_export.export.formats.saved_model.operations.graph import NodeBuilder, Output, rule
 from pax_export.export.portable.arithmetic import broadcast_array
 from pax_export.export.portable.decompositions.convolutions import is_plain_pad
+from pax_export.export.portable.sizes import is_number, same_shape, same_size
 
 #: Constants of more elements than this are broadcast when the model runs.
 _SMALL = 64
 
 
 @rule("reshape")
-def reshape(builder: NodeBuilder, x: Output, *, dimensions: Any, **_: object) -> Output:
+def reshape(
+    builder: NodeBuilder, x: Output, *, dimensions: Sequence[int] | None, **_: object
+) -> Output:
     turned = x if dimensions is None else builder.transpose(x, dimensions)
     return builder.reshape(turned, builder.results[0].shape)
 
@@ -98,8 +95,8 @@ def iota(builder: NodeBuilder, *_: Any, dimension: int, **__: object) -> Output:
 
 
 @rule("dim_as_value")
-def dim_as_value(builder: NodeBuilder, *, dim: Any) -> Output:
-    return builder.cast(builder.tensor(builder.sizes.scalar(dim)), builder.results[0].dtype)
+def dim_as_value(builder: NodeBuilder, *, dim: Size) -> Output:
+    return builder.cast(builder.tensor(builder.sizes.of(dim)), builder.results[0].dtype)
 
 
 @rule("sizes")
