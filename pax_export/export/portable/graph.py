@@ -82,6 +82,14 @@ class Producers:
             axes = tuple(axes[place] for place in places)
             atom = inner
 
+    def unturned(self, atom: Atom) -> tuple[Any, tuple[int, ...]]:
+        """Returns the array before it was transposed, and the axis of it for each axis."""
+        order = tuple(range(atom.aval.ndim))
+        while (equation := self.maker(atom, "transpose")) is not None:
+            order = tuple(equation.params["permutation"][axis] for axis in order)
+            atom = equation.invars[0]
+        return self.same(atom), order
+
     def reduced_from(self, atom: Atom, rank: int, axis: int) -> Any:
         """The array before it was broadcast along one of `rank` axes; None if it was not."""
         inner, axes = self.unspread(atom)

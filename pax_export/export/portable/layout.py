@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 from jax import lax
 
 from pax_export._foundations.jaxpr import bind_equation, is_literal, needed_equations
@@ -334,7 +335,9 @@ def _of_source(equation: Equation, operands: Operands, x: LazyBroadcast) -> Resu
     given = [each.lying(each.order) for each in sources]
     if equation.primitive.name == "select_n":  # whose cases have one shape
         shape = x.source.lying(inner).shape
-        cases = (each if each.ndim else lax.broadcast_in_dim(each, shape, ()) for each in given[1:])
+        cases = (
+            each if np.ndim(each) else lax.broadcast_in_dim(each, shape, ()) for each in given[1:]
+        )
         given = [given[0], *cases]
     (made,) = again(equation, given)
     return [LazyBroadcast(Laid(made, inner), equation.outvars[0].aval.shape, x.axes)]

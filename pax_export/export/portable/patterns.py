@@ -72,17 +72,21 @@ def _without_largest(graph: Producers, shifted: Atom, axis: int) -> Any:
     x, most = equation.invars
     rank = x.aval.ndim
     largest = None if is_literal(most) else graph.reduced_from(most, rank, axis)
-    bounded = None if largest is None else graph.maker(largest, "max")
-    if bounded is not None:
-        for one, other in (bounded.invars, bounded.invars[::-1]):
-            if graph.scalar(one) == -math.inf:
-                largest = graph.reduced_from(other, rank, axis)
     if largest is None:
         return None
-    found = reduced(graph, largest, "reduce_max")
-    if found is None or found[0] is not graph.same(x) or found[1] != axis:
+    largest, order = graph.unturned(largest)  # `jax.vmap` turns both
+    bounded = graph.maker(largest, "max")
+    for one, other in () if bounded is None else (bounded.invars, bounded.invars[::-1]):
+        if graph.scalar(one) == -math.inf:
+            largest = graph.reduced_from(other, rank, axis)
+    found = None if largest is None else reduced(graph, largest, "reduce_max")
+    if found is None:
         return None
-    return x
+    source, axes = graph.unturned(x)
+    if (source, axes[axis]) != found:
+        return None
+    rest = (each - (each > axes[axis]) for at, each in enumerate(axes) if at != axis)
+    return x if tuple(rest) == order else None
 
 
 @pattern("div", "mul")

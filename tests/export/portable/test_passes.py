@@ -319,6 +319,7 @@ KEPT = {
     "gelu by hand": lambda x: 0.5 * x * (1 + lax.erf(x / jnp.sqrt(2.0))),
     "softmax": jax.nn.softmax,
     "softmax over another axis": lambda x: jax.nn.softmax(x, 1),
+    "softmax of a mapped axis": jax.vmap(jax.nn.softmax, 2, 2),
     "log_softmax": jax.nn.log_softmax,
     "layer_norm": jax.nn.standardize,
     "layer_norm times an array": lambda x: x[..., ::-1] * jax.nn.standardize(x),
@@ -397,6 +398,10 @@ LOOKALIKES = {
         / jnp.exp(x - x.max(1, keepdims=True)).sum(2, keepdims=True)
     ),
     "transposed": lambda x: jnp.exp(x) / jnp.exp(x).sum(-1)[:, None, :],
+    "turned": lambda x: (
+        jnp.exp(x - x.swapaxes(1, 2).max(-1, keepdims=True))
+        / jnp.exp(x - x.swapaxes(1, 2).max(-1, keepdims=True)).sum(-1, keepdims=True)
+    ),
     "gelu of two": lambda x: 0.5 * x * (1 + lax.erf(x[::-1] / jnp.sqrt(2.0))),
     "gelu of another number": lambda x: 0.5 * x * (1 + lax.erf(x / jnp.sqrt(3.0))),
     "silu of two": lambda x: x * jax.nn.sigmoid(x + 1),

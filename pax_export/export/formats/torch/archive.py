@@ -7,6 +7,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import json
+import math
 import re
 import warnings
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.export import Dim
+from torch.export import Dim, ExportedProgram
+from torch.utils._pytree import tree_leaves
 
 from pax_export._foundations.errors import (
     SymbolicDimensionError,
@@ -28,6 +30,8 @@ from pax_export.export.formats.torch.module import TorchModule
 from pax_export.export.formats.torch.run import METHODS, archives, from_numpy, rebuild
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.programs import Program
+
+_ASSERT = torch.ops.aten._assert_scalar.default
 
 
 def write_archive(
@@ -66,14 +70,65 @@ def _exported(module: TorchModule, program: Program, methods: Mapping[str, Any])
         try:
             with warnings.catch_warnings(), _any_size():
                 warnings.simplefilter("ignore")
-                return _without_layout_asserts(torch.export.export(
+                exported = _without_layout_asserts(torch.export.export(
                     module, given, dynamic_shapes=told if sizes else None, strict=False,
                     prefer_deferred_runtime_asserts_over_guards=True,
                 ))  # fmt: skip
         except Exception as error:  # of torch, for any reason
             first = first or error
+            continue
+        names = tuple(rebuild(tree, lambda name: name) for tree in arguments)
+        _refuse_other_sizes(exported, program, tree_leaves(names))
+        return exported
     assert first is not None
     raise _refusal(first, program) from first
+
+
+def _refuse_other_sizes(exported: ExportedProgram, program: Program, names: Sequence[str]) -> None:
+    """Raises if a program takes fewer sizes than its spec has: torch may fix or bound them.
+
+    Args:
+        exported: the program of torch.
+        program: the program that it was made from.
+        names: the inputs, in the order of torch.
+    """
+    entries, symbols = {each.name: each for each in program.inputs.flat}, {}
+    taken = exported.graph_signature.user_inputs
+    nodes = {each.name: each for each in exported.graph.find_nodes(op="placeholder")}
+    for name, node in zip(names, taken):
+        shape = dtypes.stored(entries[name].struct).shape
+        for size, found in zip(shape, nodes[node].meta["val"].shape):
+            if isinstance(size, int):
+                continue
+            if isinstance(found, int):
+                raise _refused_size(program, f"{size} = {found}", f"{found} instead of {size}")
+            if found.node.expr.is_Symbol:
+                other = symbols.setdefault(found.node.expr, str(size))
+                if other != str(size):
+                    raise _refused_size(program, f"{other} == {size}")
+    for symbol, name in symbols.items():
+        least, most = _bounds(name, program)
+        found = exported.range_constraints[symbol]
+        if found.lower > least:
+            raise _refused_size(program, f"{name} >= {found.lower}")
+        if found.upper < (math.inf if most is None else most):
+            raise _refused_size(program, f"{name} <= {found.upper}")
+    for node in exported.graph.find_nodes(op="call_function", target=_ASSERT):
+        condition = getattr(getattr(node.args[0].meta["val"], "node", None), "expr", None)
+        for sizes in program.sizes if condition is not None else ():
+            values = {each: dimensions.value(name, sizes) for each, name in symbols.items()}
+            if condition.subs(values) == False:  # noqa: E712 - a symbol is neither
+                named = dict(symbols)
+                raise _refused_size(program, str(condition.subs(named)))
+
+
+def _refused_size(program: Program, found: str, instead: str = "") -> SymbolicDimensionError:
+    return SymbolicDimensionError(
+        "torch.export does not keep a size as symbolic as the spec.",
+        where=program.key,
+        got=found,
+        write=f"a spec with {instead}" if instead else f'constraints=["{found}"]',
+    )
 
 
 def _without_layout_asserts(exported: Any) -> Any:
@@ -81,11 +136,10 @@ def _without_layout_asserts(exported: Any) -> Any:
 
     Results do not depend on it, and validation makes a call with sizes of 1.
     """
-    check = torch.ops.aten._assert_scalar.default
     for part in exported.graph_module.modules():  # bodies of loops, too
         if not isinstance(part, torch.fx.GraphModule):
             continue
-        for node in part.graph.find_nodes(op="call_function", target=check):
+        for node in part.graph.find_nodes(op="call_function", target=_ASSERT):
             if re.search(r"expression (Ne\(|1 < )", str(node.args[1])):
                 part.graph.erase_node(node)
         part.recompile()
@@ -116,6 +170,18 @@ def _sizes(program: Program) -> dict[str, int]:
     return max(program.sizes, key=lambda each: min(each.values(), default=0), default={})
 
 
+def _bounds(name: str, program: Program) -> tuple[int, int | None]:
+    """The least and the largest value of a size, by the constraints."""
+    least, most = 1, None
+    for constraint in program.inputs.constraints:
+        found = re.fullmatch(rf"\s*{re.escape(name)}\s*(<=|>=)\s*(\d+)\s*", constraint)
+        if found and found[1] == ">=":
+            least = max(least, int(found[2]))
+        elif found:
+            most = int(found[2])
+    return least, most
+
+
 class _Dims:
     """The dimensions of torch for the symbolic sizes of a program, with its bounds."""
 
@@ -123,12 +189,9 @@ class _Dims:
         self._dims: dict[str, Any] = {}
         self._is_named = is_named
         for name in program.inputs.dimensions:
-            bounds = {"min": 1, "max": None}
-            for constraint in program.inputs.constraints:
-                found = re.fullmatch(rf"\s*{re.escape(name)}\s*(<=|>=)\s*(\d+)\s*", constraint)
-                if found:
-                    bounds["min" if found[1] == ">=" else "max"] = int(found[2])
-            self._dims[name] = Dim(name, **bounds) if is_named else Dim.DYNAMIC(**bounds)
+            least, most = _bounds(name, program)
+            dim = Dim(name, min=least, max=most) if is_named else Dim.DYNAMIC(min=least, max=most)
+            self._dims[name] = dim
 
     def of_shape(self, shape: Sequence[Any]) -> dict[int, Any]:
         return {
@@ -160,16 +223,16 @@ def _calculated(operation: str, left: Any, right: Any) -> Any:
 
 
 def _refusal(error: Exception, program: Program) -> Exception:
-    text = str(error)
-    found = re.findall(r"^\s*(\w+) = (.+)$", text, re.MULTILINE)
-    fixes = [f"{name} = {value}" for name, value in found if name in program.inputs.dimensions]
-    if fixes or "specialized" in text or "onstraint" in text:
-        return SymbolicDimensionError(
-            "torch.export cannot keep a size symbolic.",
-            where=program.key,
-            got=first_line(error),
-            write=f"a spec in which {', '.join(fixes)}" if fixes else "a number for the size",
-        )
+    text, names = str(error), program.inputs.dimensions
+    for name, value in re.findall(r"^\s*(\w+) = (.+)$", text, re.MULTILINE):
+        if name in names and value.isdigit():
+            return _refused_size(program, f"{name} = {value}", f"{value} instead of {name}")
+        bounds = re.findall(r"(min|max)=(\d+)", value)
+        if name in names and bounds:
+            (kind, number), relation = bounds[0], {"min": ">=", "max": "<="}
+            return _refused_size(program, f"{name} {relation[kind]} {number}")
+    if "specialized" in text or "onstraint" in text:
+        return _refused_size(program, first_line(error), "a number for the size")
     return UnsupportedOperationError(
         "torch.export cannot trace the model.",
         where=program.key,

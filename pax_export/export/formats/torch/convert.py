@@ -7,13 +7,13 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from pax_export._foundations.errors import UnsupportedOperationError
 from pax_export.export.formats.torch import fuse, loops, rules
+from pax_export.export.formats.torch.attention import attention_kept
 from pax_export.export.formats.torch.graph import TorchGraph, prune_graph
 from pax_export.export.formats.torch.module import TorchMethod, TorchModule, argument_names
 from pax_export.export.formats.torch.own_rules import OwnRule, with_own_rules
@@ -59,7 +59,12 @@ def make_module(
             traced = dataclasses.replace(program.traced, program=rewritten)
             program = dataclasses.replace(program, traced=traced)
         writer = _Writer(module, program, store, own, live, trainable, changes[program.key])
-        read = partial(portable_program, program, store, updates=bool(changes[program.key]))
+
+        def read(options: PassOptions | None, program: Program = program) -> PortableProgram:
+            updates = bool(changes[program.key])
+            made = portable_program(program, store, options, updates=updates)
+            return made if options is None else attention_kept(made, trainable)
+
         method, portable = written_fast(read, PassOptions(fold=not trainable), writer.write_method)
         module.add_method(method)
         notes[program.key] = portable.notes

@@ -18,6 +18,20 @@ rule("softmax")(lambda builder, x, *, axis: builder("softmax", builder.node_of(x
 rule("log_softmax")(lambda builder, x, *, axis: builder("log_softmax", builder.node_of(x), axis))
 
 
+@rule("attention")
+def write_attention(
+    builder: Any,
+    query: TorchValue,
+    key: TorchValue,
+    value: TorchValue,
+    *bias: TorchValue,
+    scale: float,
+) -> Any:
+    nodes = [builder.node_of(each) for each in (query, key, value)]
+    mask = [builder.node_of(each) if each.thin is None or each.bare else each.thin for each in bias]
+    return builder("nn.functional.scaled_dot_product_attention", *nodes, *mask, scale=scale)
+
+
 @rule("mean")
 def write_mean(builder: Any, x: TorchValue, *, axes: Sequence[int], keepdims: bool) -> Any:
     return builder("mean", builder.node_of(x), [int(each) for each in axes], keepdims)
