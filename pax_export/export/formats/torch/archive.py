@@ -13,12 +13,11 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch.export import Dim, ExportedProgram
-from torch.utils._pytree import tree_leaves
 
 from pax_export._foundations.errors import (
     SymbolicDimensionError,
@@ -30,6 +29,9 @@ from pax_export.export.formats.torch.module import TorchModule
 from pax_export.export.formats.torch.run import METHODS, archives, from_numpy, rebuild
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.programs import Program
+
+if TYPE_CHECKING:
+    from pax_export._foundations.types import Size
 
 _ASSERT = torch.ops.aten._assert_scalar.default
 
@@ -77,8 +79,10 @@ def _exported(module: TorchModule, program: Program, methods: Mapping[str, Any])
         except Exception as error:  # of torch, for any reason
             first = first or error
             continue
-        names = tuple(rebuild(tree, lambda name: name) for tree in arguments)
-        _refuse_other_sizes(exported, program, tree_leaves(names))
+        names: list[str] = []
+        for tree in arguments:
+            rebuild(tree, names.append)
+        _refuse_other_sizes(exported, program, names)
         return exported
     assert first is not None
     raise _refusal(first, program) from first
@@ -114,12 +118,14 @@ def _refuse_other_sizes(exported: ExportedProgram, program: Program, names: Sequ
         if found.upper < (math.inf if most is None else most):
             raise _refused_size(program, f"{name} <= {found.upper}")
     for node in exported.graph.find_nodes(op="call_function", target=_ASSERT):
-        condition = getattr(getattr(node.args[0].meta["val"], "node", None), "expr", None)
-        for sizes in program.sizes if condition is not None else ():
+        held: Any = node.all_input_nodes[0].meta["val"] if node.all_input_nodes else None
+        if not isinstance(held, torch.SymBool):
+            continue
+        condition = held.node.expr
+        for sizes in program.sizes:
             values = {each: dimensions.value(name, sizes) for each, name in symbols.items()}
             if condition.subs(values) == False:  # noqa: E712 - a symbol is neither
-                named = dict(symbols)
-                raise _refused_size(program, str(condition.subs(named)))
+                raise _refused_size(program, str(condition.subs(symbols)))
 
 
 def _refused_size(program: Program, found: str, instead: str = "") -> SymbolicDimensionError:
@@ -131,7 +137,7 @@ def _refused_size(program: Program, found: str, instead: str = "") -> SymbolicDi
     )
 
 
-def _without_layout_asserts(exported: Any) -> Any:
+def _without_layout_asserts(exported: ExportedProgram) -> ExportedProgram:
     """Removes asserts that sizes differ, or are not 1: torch asks that about the layout of memory.
 
     Results do not depend on it, and validation makes a call with sizes of 1.
@@ -198,7 +204,7 @@ class _Dims:
             axis: self._of(size) for axis, size in enumerate(shape) if not isinstance(size, int)
         }
 
-    def _of(self, size: Any) -> Any:
+    def _of(self, size: Size) -> Any:
         if not self._is_named:
             return self._dims.get(str(size), Dim.DYNAMIC)
         try:
@@ -207,7 +213,7 @@ class _Dims:
             return Dim.DYNAMIC
 
 
-def _calculated(operation: str, left: Any, right: Any) -> Any:
+def _calculated(operation: str, left: Dim | int, right: Dim | int) -> Any:
     if isinstance(left, int) and not isinstance(right, int):
         if operation in ("add", "mul"):
             left, right = right, left

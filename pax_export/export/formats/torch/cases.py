@@ -29,7 +29,6 @@ class GradientCases(ProgramCases):
                  changes: Sequence[str] = ()):  # fmt: skip
         leaves = [store.variables[place].value for place in store.of_leaf]
         super().__init__(program, leaves, examples)
-        count = len(leaves)
         trained = [store.variables[place].trainable for place in store.of_leaf]
         inputs = [dtypes.is_floating(each.struct.dtype) for each in program.inputs.flat]
         wanted = [*trained, *inputs] if trainable else []
@@ -37,7 +36,6 @@ class GradientCases(ProgramCases):
         names = [store.variables[place].name for place in store.of_leaf]
         self._names = [*names, *(each.name for each in program.inputs.flat)]
         self._of = [i for i, each in enumerate(program.outputs) if dtypes.is_floating(each.dtype)]
-        self._count = count
         self._changes = [f"state:{each}" for each in changes]
 
     def named_results(self, results: Sequence[Any]) -> Arrays:

@@ -7,17 +7,17 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pax_export._foundations.errors import UnsupportedOperationError
-from pax_export.export.formats.torch import fuse, loops, rules
+from pax_export.export.formats.torch import fuse, rules
 from pax_export.export.formats.torch.attention import attention_kept
 from pax_export.export.formats.torch.graph import TorchGraph, prune_graph
 from pax_export.export.formats.torch.module import TorchMethod, TorchModule, argument_names
 from pax_export.export.formats.torch.own_rules import OwnRule, with_own_rules
-from pax_export.export.formats.torch.run import from_numpy, rebuild
+from pax_export.export.formats.torch.run import rebuild
 from pax_export.export.formats.torch.values import RULES, TorchValue, carrier, is_wrapped
 from pax_export.export.lowering.variables import Store
 from pax_export.export.pipeline.format_exporter import portable_program
@@ -36,6 +36,13 @@ from pax_export.export.portable import (
 from pax_export.export.portable.arithmetic import computed_equation, is_known
 from pax_export.export.tracing.programs import Program
 from pax_export.export.tracing.source_lines import refuse_operation
+
+if TYPE_CHECKING:
+    import jax
+    from torch.fx import Graph, Node
+
+    from pax_export._foundations.types import ArrayLike, Equation
+    from pax_export.export.portable.program import Weight
 
 RULES.load(rules)
 _WRITE = "the same in other operations of jax.numpy and jax.lax"
@@ -68,13 +75,8 @@ def make_module(
         method, portable = written_fast(read, PassOptions(fold=not trainable), writer.write_method)
         module.add_method(method)
         notes[program.key] = portable.notes
-    module.add_unread(
-        {each.name: from_numpy(np.asarray(each.value)) for each in store.stored}
-        if trainable
-        else {},
-        {each.name for each in store.stored if each.parameter},
-        {each.name for each in store.stored if each.trainable},
-    )
+    for each in store.stored if trainable else ():  # a state dict has all leaves
+        module.add_array(each.name, each.value, each.parameter, each.trainable)
     return module, notes
 
 
@@ -90,21 +92,10 @@ class _Writer:
         changes: Sequence[str],
     ):
         self._changes = changes
-        self._module, self._program, self._store = module, program, store
+        self._module, self._program = module, program
         self._variables = {each.name: each for each in store.variables}
-        self._constants: dict[int, TorchValue] = {}
         converter = ProgramConverter(RULES, self._constant, self._by_rule, exact=False)
-        self._write = converter.write
-        self._builder = builder = TorchGraph(converter.convert)
-        builder.write = converter.write
-        builder.variables = program.inputs.dimensions
-        builder.loops, builder.live, builder.trains = loops, live, trains
-        builder.own_rules = own
-        self._names = {
-            id(each): store.variables[store.of_constant(each)].name
-            for each in program.traced.constants
-        }
-        self._read: dict[str, Any] = {}  # the nodes of weights
+        self._builder = TorchGraph(converter, program.inputs.dimensions, own, live, trains)
 
     def write_method(self, portable: PortableProgram) -> TorchMethod:
         builder, program = self._builder, self._program
@@ -126,7 +117,7 @@ class _Writer:
                 of_weights = [w.array for w, p in zip(portable.weights, places) if p]
                 builder.begin_graph(anchors, [*structs, *of_weights])
                 taken = [self._taken(n, s) for n, s in zip(inputs, structs)]
-                found = self._write(portable.program, [*values, *taken])
+                found = builder.write(portable.program, [*values, *taken])
                 outputs = dict(zip(program.output_names, found))
                 results = dict(zip(program.output_names, program.traced.results))
                 made = rebuild(
@@ -135,8 +126,8 @@ class _Writer:
                 changed = zip(found[len(outputs) :], program.traced.results[len(outputs) :])
                 state = [self._given(*each) for each in changed]
                 frame.graph.output((made, tuple(state)) if self._changes else made)
-                for name in self._changes:
-                    self._add(name)
+                for each in map(self._variables.__getitem__, self._changes):
+                    self._module.add_array(each.name, each.value, each.parameter, each.trainable)
                 prune_graph(frame.graph)
                 self._join(frame.graph, dict(zip(held, places)))
                 keep = []
@@ -156,7 +147,7 @@ class _Writer:
         except NotWrittenError as error:
             raise refuse_operation("torch", error, program.key, _WRITE) from error
 
-    def _join(self, graph: Any, places: Mapping[Any, str]) -> None:
+    def _join(self, graph: Graph, places: Mapping[Any, str]) -> None:
         """Joins calls, and lays the memory of weights out for them."""
         read = {node: place for node, place in places.items() if place and node.users}
         arrays = {node: self._module.array(place) for node, place in read.items()}
@@ -170,7 +161,7 @@ class _Writer:
         """The nodes of the flat inputs, inside of the arguments."""
         found: dict[str, Any] = {}
 
-        def walk_nodes(structure: Mapping[str, Any], node: Any) -> None:
+        def walk_nodes(structure: Mapping[str, Any], node: Node) -> None:
             ((kind, content),) = structure.items()
             if kind == "leaf":
                 found[content] = node
@@ -186,30 +177,18 @@ class _Writer:
                 walk_nodes(structure, given[names[name]])
         return [found[entry.name] for entry in self._program.inputs.flat]
 
-    def _place(self, weight: Any) -> str:
+    def _place(self, weight: Weight) -> str:
         """The name of a weight in the module, under which it is stored if it is not yet."""
         name = weight.name
         if not name:
             return ""
         variable = self._variables.get(name) if not weight.sources else None
-        is_own = variable is not None
         name = re.sub(r"[^\w.]", "_", name)  # of one that was computed
-        self._module.add_array(
-            name,
-            lambda: from_numpy(np.asarray(weight.array)),
-            parameter=is_own and variable.parameter,
-            trainable=is_own and variable.trainable,
-        )
+        roles = (variable.parameter, variable.trainable) if variable else (False, False)
+        self._module.add_array(name, weight.array, *roles)
         return name
 
-    def _add(self, name: str) -> None:
-        variable = self._variables[name]
-        self._module.add_array(
-            name, lambda: from_numpy(np.asarray(variable.value)), variable.parameter,
-            variable.trainable,
-        )  # fmt: skip
-
-    def _weight(self, node: Any, weight: Any) -> list[TorchValue]:
+    def _weight(self, node: Node, weight: Weight) -> list[TorchValue]:
         builder = self._builder
         if not weight.name:
             return [builder.literal_of(part) for part in in_parts(weight.array)]
@@ -223,28 +202,25 @@ class _Writer:
             ]
         return [self._taken(node, array)]
 
-    def _taken(self, node: Any, struct: Any) -> TorchValue:
+    def _taken(self, node: Node, struct: jax.ShapeDtypeStruct) -> TorchValue:
         dtype = np.dtype(struct.dtype)
         if is_wrapped(dtype):
-            node = self._from_stored(node, dtype)
+            node = self._builder.cast_to(node, carrier(dtype))
         node.meta["shape"] = tuple(struct.shape)
         return TorchValue(node, dtype, tuple(struct.shape))
 
-    def _from_stored(self, node: Any, dtype: np.dtype) -> Any:
-        return self._builder.cast_to(node, carrier(dtype))
-
-    def _given(self, value: TorchValue, struct: Any) -> Any:
+    def _given(self, value: TorchValue, struct: jax.ShapeDtypeStruct) -> Any:
         """An output in its own dtype; torch would return a number for a literal."""
         node, dtype = self._builder.node_of(value), np.dtype(struct.dtype)
         if dtype.name in ("int4", "uint4", "int2", "uint2"):
             return self._builder.cast_to(node, "int8")
         return self._builder.cast_to(node, dtype.name) if is_wrapped(dtype) else node
 
-    def _constant(self, value: Any) -> TorchValue:
+    def _constant(self, value: ArrayLike) -> TorchValue:
         return self._builder.literal_of(value)
 
     def _by_rule(
-        self, rule: Rule, equation: Any, operands: Sequence[Any]
+        self, rule: Rule, equation: Equation, operands: Sequence[Any]
     ) -> list[TorchValue] | None:
         builder = self._builder
         results = [variable.aval for variable in equation.outvars]
@@ -257,8 +233,13 @@ class _Writer:
         made = rule.function(builder, *operands, **told)
         return None if made is None else self._values(made, results, rounds)
 
-    def _values(self, made: Any, results: Sequence[Any], rounds: bool) -> list[TorchValue]:
-        several = made if isinstance(made, (list, tuple)) else [made]
+    def _values(
+        self,
+        made: Node | TorchValue | list[Node | TorchValue],
+        results: Sequence[Any],
+        rounds: bool,
+    ) -> list[TorchValue]:
+        several = list(made) if isinstance(made, (list, tuple)) else [made]
         values: list[TorchValue] = []
         for each, result in zip(several, results, strict=True):
             shaped: dict[str, Any] = {"dtype": np.dtype(result.dtype), "shape": tuple(result.shape)}

@@ -7,7 +7,7 @@ from __future__ import annotations
 import importlib
 import os
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -176,7 +176,7 @@ def as_torch(
             methods = {each.key: partial(module._run, each.key) for each in programs}
             told = contents.nested_methods()
 
-            def run_here(_: str, cases: Any) -> list[Any]:
+            def run_here(_: str, cases: Iterable[Mapping[str, Any]]) -> list[Any]:
                 return run_methods(methods, told, cases, module)
 
             validated_calls(TORCH, Path(), contents.cases(budget), False, 1.0, run_here)
@@ -298,7 +298,9 @@ class TorchContents(ProgramContents):
         )
         return cases_in_turns(given, budget)
 
-    def report_fields(self, place: Path, written: Any, run: ExportRun) -> dict[str, Any]:
+    def report_fields(
+        self, place: Path, written: Mapping[str, tuple[str, ...]], run: ExportRun
+    ) -> dict[str, Any]:
         notes = list(dict.fromkeys(note for each in written.values() for note in each))
         details = {"runs_in": "torch", SHA256: _digest(place), "kept": notes}
         return {
@@ -309,7 +311,9 @@ class TorchContents(ProgramContents):
             "details": {name: value for name, value in details.items() if value},
         }
 
-    def write_report(self, report: Report, place: Path, written: Any) -> None:
+    def write_report(
+        self, report: Report, place: Path, written: Mapping[str, tuple[str, ...]]
+    ) -> None:
         append_zip(place, report_text(report), NAME_IN_TORCH)
 
 

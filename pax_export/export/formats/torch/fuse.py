@@ -7,13 +7,17 @@ Only arithmetic is matched, on nodes whose shapes are known: `node.meta["shape"]
 # torch is not among the packages of the tests.
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pax_export.export.formats.torch.values import same_shape, same_size
+
+if TYPE_CHECKING:
+    from torch.fx import Node
+    from torch.fx.node import Argument
 
 
 @dataclass(frozen=True)
@@ -58,13 +62,14 @@ class Joiner:
             if is_last or node in inner or len(node.users) > 1:
                 self._replace(node, line)
 
-    def _extended(self, node: Any, lines: Mapping[Any, _FeatureScale]) -> _FeatureScale | None:
+    def _extended(self, node: Node, lines: Mapping[Any, _FeatureScale]) -> _FeatureScale | None:
         """The line of a node: that of an operand and one more vector."""
         step = _STEPS.get(node.target) if node.op == "call_function" else None
         shape = node.meta.get("shape")
         if step is None or shape is None or node.kwargs or len(node.args) != 2:
             return None
-        for x, vector in (node.args, node.args[::-1]):
+        arguments: Any = node.args
+        for x, vector in (arguments, arguments[::-1]):
             axis = self._axis(vector, shape)
             if axis is None or not isinstance(x, torch.fx.Node) or x in self._vectors:
                 continue
@@ -73,12 +78,12 @@ class Joiner:
             line = lines.get(x)
             if line is None or line.axis != axis or len(x.users) > 1:
                 line = _FeatureScale(x, axis)
-            if x is node.args[1] and node.target in (torch.sub, torch.div):
+            if x is arguments[1] and node.target in (torch.sub, torch.div):
                 return None
             return replace(step(self, node, line, vector), count=line.count + 1)
         return None
 
-    def _axis(self, vector: Any, shape: Sequence[Any]) -> int | None:
+    def _axis(self, vector: Argument, shape: Sequence[Any]) -> int | None:
         """The axis along which an array of weights lies."""
         known: Any = self._vectors.get(vector) if isinstance(vector, torch.fx.Node) else None
         if not isinstance(known, torch.Tensor) or known.ndim > len(shape):
@@ -92,26 +97,26 @@ class Joiner:
 
     # Vectors.
 
-    def _call(self, before: Any, function: Callable, *arguments: Any) -> Any:
+    def _call(self, before: Node, function: Any, *arguments: Argument) -> Any:
         with self._graph.inserting_before(before):
             node = self._graph.call_function(function, arguments)
         nodes = [each for each in arguments if isinstance(each, torch.fx.Node)]
         self._fixed[node] = all(self._fixed[each] for each in nodes)
         return node
 
-    def _sum(self, before: Any, one: Any, other: Any, function: Callable) -> Any:
+    def _sum(self, before: Node, one: Node | None, other: Node, function: Any) -> Any:
         if one is None:
             return other if function is torch.add else self._call(before, torch.neg, other)
         return self._call(before, function, one, other)
 
-    def shifted(self, node: Any, line: _FeatureScale, vector: Any) -> _FeatureScale:
+    def shifted(self, node: Node, line: _FeatureScale, vector: Node) -> _FeatureScale:
         vector = self._flat(node, vector)
         if line.scale is None:
             inverse = torch.sub if node.target is torch.add else torch.add
             return replace(line, mean=self._sum(node, line.mean, vector, inverse))
         return replace(line, shift=self._sum(node, line.shift, vector, node.target))
 
-    def scaled(self, node: Any, line: _FeatureScale, vector: Any) -> _FeatureScale:
+    def scaled(self, node: Node, line: _FeatureScale, vector: Node) -> _FeatureScale:
         vector = self._flat(node, vector)
         shift = line.shift
         if shift is not None:
@@ -121,12 +126,12 @@ class Joiner:
         scale = vector if line.scale is None else self._call(node, node.target, line.scale, vector)
         return replace(line, scale=scale, shift=shift)
 
-    def _flat(self, before: Any, vector: Any) -> Any:
+    def _flat(self, before: Node, vector: Node) -> Any:
         size = self._vectors[vector].numel()
         if self._vectors[vector].ndim == 1:
             return vector
         while vector.target in _VIEWS and vector.args[0] in self._vectors:
-            vector = vector.args[0]
+            vector = vector.all_input_nodes[0]
         if self._vectors[vector].ndim == 1:
             return vector
         with self._graph.inserting_before(before):
@@ -136,7 +141,7 @@ class Joiner:
 
     # Calls.
 
-    def _replace(self, node: Any, line: _FeatureScale) -> None:
+    def _replace(self, node: Node, line: _FeatureScale) -> None:
         line = replace(line, x=self._made.get(line.x, line.x))
         if line.scale is None:
             made = self._with_bias(node, line)
@@ -147,7 +152,7 @@ class Joiner:
             self._made[node] = made
             node.replace_all_uses_with(made)
 
-    def _normalized(self, node: Any, line: _FeatureScale) -> Any:
+    def _normalized(self, node: Node, line: _FeatureScale) -> Any:
         """A call of `torch.batch_norm`, whose mean has no derivative."""
         mean, shift = line.mean, line.shift
         if mean is not None and not self._fixed[mean]:
@@ -158,15 +163,15 @@ class Joiner:
         given = (line.x, line.scale, shift, zeros, ones, False, 0.0, 0.0, False)
         return self._call_big(node, torch.batch_norm, *given)
 
-    def _full(self, node: Any, line: _FeatureScale, value: float) -> Any:
+    def _full(self, node: Node, line: _FeatureScale, value: float) -> Any:
         function = torch.zeros_like if value == 0 else torch.ones_like
         return self._call(node, function, line.scale)
 
-    def _call_big(self, before: Any, function: Any, *arguments: Any) -> Any:
+    def _call_big(self, before: Node, function: Any, *arguments: Argument) -> Any:
         with self._graph.inserting_before(before):
             return self._graph.call_function(function, arguments)
 
-    def _with_bias(self, node: Any, line: _FeatureScale) -> Any:
+    def _with_bias(self, node: Node, line: _FeatureScale) -> Any:
         """A product or convolution that adds the vector itself."""
         x: Any = line.x
         reshape: Any = None
@@ -240,11 +245,12 @@ def memory_orders(graph: torch.fx.Graph, weights: Sequence[Any]) -> dict[Any, li
     return orders
 
 
-def _is_last(node: Any) -> bool:
+def _is_last(node: Node) -> bool:
     """Whether features are last in the memory of the operand of a convolution."""
     while node.op != "placeholder" and node.all_input_nodes:
         node = node.args[0] if isinstance(node.args[0], torch.fx.Node) else node.all_input_nodes[0]
         if node.target == "permute":
-            rank = len(node.args[1])
-            return list(node.args[1]) == [0, rank - 1, *range(1, rank - 1)]
+            order: Any = node.args[1]
+            rank = len(order)
+            return list(order) == [0, rank - 1, *range(1, rank - 1)]
     return False

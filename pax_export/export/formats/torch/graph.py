@@ -7,14 +7,15 @@ from __future__ import annotations
 import functools
 import itertools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
 import numpy as np
 import torch
 
+from pax_export.export.formats.torch import loops
 from pax_export.export.formats.torch.run import from_numpy
 from pax_export.export.formats.torch.sizes import TorchSizes
 from pax_export.export.formats.torch.values import (
@@ -26,10 +27,18 @@ from pax_export.export.formats.torch.values import (
 )
 from pax_export.export.portable.sizes import stay_thin
 
+if TYPE_CHECKING:
+    from torch.fx import Node
+    from torch.fx.node import Argument
+
+    from pax_export._foundations.types import ArrayLike, DTypeLike, Size, TracedProgram
+    from pax_export.export.formats.torch.own_rules import OwnRule
+    from pax_export.export.portable import ProgramConverter
+
+    Operand: TypeAlias = TorchValue | Argument
+
 #: Constants of at most this many elements are written out in bodies of loops.
 _SMALL = 64
-#: Converts a program of jax: (program, arguments) to results.
-Inline = Callable[[Any, Sequence[TorchValue]], list[TorchValue]]
 
 
 class TorchFrame:
@@ -42,7 +51,7 @@ class TorchFrame:
         self.device: Any = None  # the node of the device of the operands
         self.table: Any = None  # the node of an array without elements that has all sizes
 
-    def _call(self, function: Any, *arguments: Any) -> Any:
+    def _call(self, function: Callable[..., Any], *arguments: Argument) -> Any:
         return self.graph.call_function(function, arguments)
 
 
@@ -66,11 +75,21 @@ class TorchGraph:
     `TorchValue`s or Python values; literals of one number are Python numbers.
     """
 
-    def __init__(self, inline: Inline, exact: bool = False):
-        self.inline, self.exact = inline, exact
+    loops = loops
+
+    def __init__(
+        self,
+        converter: ProgramConverter,
+        variables: Sequence[str],
+        own_rules: Sequence[OwnRule],
+        live: bool,
+        trains: bool,
+    ):
+        self.inline, self.write = converter.convert, converter.write
+        self.variables = tuple(variables)  # the symbolic sizes of the program
+        self.own_rules, self.live, self.trains = own_rules, live, trains
         self.operation = ""  # what is being written
         self.results: Sequence[Any] = ()  # its shapes and dtypes
-        self.variables: tuple[str, ...] = ()  # the symbolic sizes of the program
         self._frames: list[TorchFrame] = []
         self._count = 0
 
@@ -82,23 +101,23 @@ class TorchGraph:
     def sizes(self) -> TorchSizes:
         return self.frame.sizes
 
-    def __call__(self, function: str | Callable, *operands: Any, **options: Any) -> Any:
+    def __call__(self, function: str | Callable, *operands: Operand, **options: Operand) -> Any:
         target = torch_function(function) if isinstance(function, str) else function
         return self.frame.graph.call_function(target, *self._given(operands, options))
 
-    def add_method_call(self, name: str, *operands: Any, **options: Any) -> Any:
+    def add_method_call(self, name: str, *operands: Operand, **options: Operand) -> Any:
         """Adds a call of a method of the first operand."""
         first = self.node_of(operands[0]) if isinstance(operands[0], TorchValue) else operands[0]
         return self.frame.graph.call_method(name, *self._given((first, *operands[1:]), options))
 
-    def add_sizes(self, operation: str, left: Any, right: Any) -> Any:
+    def add_sizes(self, operation: str, left: Size | Node, right: Size | Node) -> Any:
         """Adds an operation of Python on sizes."""
         return self.frame.graph.call_function(getattr(operator, operation), (left, right))
 
-    def take_item(self, results: Any, place: int) -> Any:
+    def take_item(self, results: Node, place: int) -> Any:
         return self.frame.graph.call_function(operator.getitem, (results, place))
 
-    def add_part(self, module: torch.nn.Module, kind: str, *operands: Any) -> Any:
+    def add_part(self, module: torch.nn.Module, kind: str, *operands: Operand) -> Any:
         """Adds a call of a module, a loop or branch, which becomes one of the holder."""
         name = self._free(kind)
         self.frame.holder.add_module(name, module)
@@ -110,12 +129,14 @@ class TorchGraph:
             if not hasattr(self.frame.holder, name):
                 return name
 
-    def _given(self, operands: Sequence[Any], options: Any) -> tuple[tuple, dict[str, Any]]:
+    def _given(
+        self, operands: Sequence[Any], options: Mapping[str, Operand]
+    ) -> tuple[tuple, dict[str, Any]]:
         return tuple(map(self._operand, operands)), {
             k: self._operand(v) for k, v in options.items()
         }
 
-    def _operand(self, operand: Any) -> Any:
+    def _operand(self, operand: Operand) -> Any:
         if isinstance(operand, TorchValue):
             is_scalar = operand.known is not None and not operand.rank
             return operand.number if is_scalar else self.node_of(operand)
@@ -125,7 +146,7 @@ class TorchGraph:
 
     # Nodes.
 
-    def node_of(self, value: Any) -> Any:
+    def node_of(self, value: Operand) -> Any:
         """The node of an operand; that of a literal is made."""
         if not isinstance(value, TorchValue):
             return value
@@ -158,21 +179,21 @@ class TorchGraph:
         row = self("cat", parts, 0) if parts else self("full", [0], 0, **kind)
         return self.reshape_to(row, array.shape)
 
-    def kind_of(self, dtype: Any) -> dict[str, Any]:
+    def kind_of(self, dtype: DTypeLike) -> dict[str, Any]:
         """The options of a function that makes a tensor: in the carrier of a dtype."""
         placed = {} if self.frame.device is None else {"device": self.frame.device}
         return {"dtype": self.dtype_of(carrier(dtype)), **placed}
 
-    def dtype_of(self, name: Any) -> torch.dtype:
+    def dtype_of(self, name: DTypeLike) -> torch.dtype:
         """The dtype of torch with the name of a dtype."""
         return getattr(torch, np.dtype(name).name if not isinstance(name, str) else name)
 
-    def literal_of(self, value: Any) -> TorchValue:
+    def literal_of(self, value: ArrayLike) -> TorchValue:
         dtype = jax.numpy.result_type(value)
         array = in_carrier(np.asarray(value).astype(dtype))
         return TorchValue(None, np.dtype(dtype), array.shape, array)
 
-    def cast_to(self, operand: Any, dtype: Any) -> Any:
+    def cast_to(self, operand: Operand, dtype: DTypeLike) -> Any:
         """An operand in a dtype of torch."""
         if isinstance(operand, TorchValue):
             if operand.carrier == np.dtype(dtype).name:
@@ -180,7 +201,7 @@ class TorchGraph:
             operand = self.node_of(operand)
         return self.add_method_call("to", operand, self.dtype_of(dtype))
 
-    def fit_to(self, node: Any, dtype: Any) -> Any:
+    def fit_to(self, node: Node, dtype: DTypeLike) -> Any:
         """Rounds or wraps computed numbers to a dtype."""
         dtype = np.dtype(dtype)
         if not is_wrapped(dtype) or dtype == np.uint64:
@@ -196,26 +217,26 @@ class TorchGraph:
 
     # Shapes.
 
-    def reshape_to(self, x: Any, shape: Sequence[Any]) -> Any:
+    def reshape_to(self, x: Operand, shape: Sequence[Any]) -> Any:
         return self.add_method_call("reshape", self.node_of(x), self.sizes.shape(shape))
 
-    def transpose_axes(self, x: Any, order: Sequence[int]) -> Any:
+    def transpose_axes(self, x: Operand, order: Sequence[int]) -> Any:
         order = [int(axis) for axis in order]
         if order == list(range(len(order))):
             return self.node_of(x)
         return self.add_method_call("permute", self.node_of(x), order)
 
-    def add_axes(self, x: Any, axes: Sequence[int]) -> Any:
+    def add_axes(self, x: Operand, axes: Sequence[int]) -> Any:
         """Adds axes of size 1 at these places of the result, which are in order."""
         x = self.node_of(x)
         for axis in axes:
             x = self("unsqueeze", x, int(axis))
         return x
 
-    def expand_to(self, x: Any, shape: Sequence[Any]) -> Any:
+    def expand_to(self, x: Operand, shape: Sequence[Any]) -> Any:
         return self.add_method_call("expand", self.node_of(x), self.sizes.shape(shape))
 
-    def arange_of(self, size: Any, dtype: Any) -> Any:
+    def arange_of(self, size: Size, dtype: DTypeLike) -> Any:
         return self("arange", self.sizes.of(size), **self.kind_of(dtype))
 
     def spread_thin(self, *operands: TorchValue) -> list[Any]:
@@ -257,7 +278,7 @@ class TorchGraph:
             self.frame.table = self("empty", [*sizes, 0], **kind)
         return self.frame.table
 
-    def write_body(self, program: Any, structs: Sequence[Any]) -> torch.fx.GraphModule:
+    def write_body(self, program: TracedProgram, structs: Sequence[Any]) -> torch.fx.GraphModule:
         """A program as a module; its operands are those of the program, then the `table`."""
         return self.body_of(lambda given: self.inline(program, given), structs)
 

@@ -5,6 +5,7 @@ operators of higher order.
 """
 
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+# pyright: reportIncompatibleMethodOverride=false
 # torch is not among the packages of the tests.
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ def _fresh(arrays: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return [each.clone(memory_format=torch.contiguous_format) for each in arrays]
 
 
-def _dense(body: torch.nn.Module, *operands: Any) -> tuple[torch.Tensor, ...]:
+def _dense(body: torch.nn.Module, *operands: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """The results of a body as copies: torch takes no slices, which some sizes make of them."""
     return tuple(_fresh(body(*operands)))
 
@@ -50,7 +51,7 @@ class Branch(torch.nn.Module):
         super().__init__()
         self.then, self.otherwise = then, otherwise
 
-    def forward(self, which: torch.Tensor, *operands: Any) -> Any:
+    def forward(self, which: torch.Tensor, *operands: torch.Tensor) -> Any:
         if _is_exporting():
             then, otherwise = (partial(_dense, each) for each in (self.then, self.otherwise))
             return torch.cond(which, then, otherwise, operands)
@@ -64,12 +65,12 @@ class While(torch.nn.Module):
         super().__init__()
         self.going, self.step, self.count = going, step, count
 
-    def forward(self, *operands: Any) -> Any:
+    def forward(self, *operands: torch.Tensor) -> Any:
         state, held = tuple(operands[: self.count]), tuple(operands[self.count :])
         if _is_exporting():
             loop = torch.ops.higher_order.while_loop
 
-            def is_going(*given: Any) -> Any:
+            def is_going(*given: torch.Tensor) -> Any:
                 return self.going(*given)[0]
 
             return tuple(loop(is_going, partial(_dense, self.step), tuple(_fresh(state)), held))
@@ -86,7 +87,9 @@ class RowLoop(torch.nn.Module):
         self.step, self.count, self.rows, self.reverse = step, count, rows, reverse
         self.trains = trains
 
-    def forward(self, length: Any, empty: Sequence[torch.Tensor], *operands: Any) -> Any:
+    def forward(
+        self, length: int | torch.SymInt, empty: Sequence[torch.Tensor], *operands: torch.Tensor
+    ) -> Any:
         end = self.count + self.rows
         state, rows = tuple(operands[: self.count]), operands[self.count : end]
         held = operands[end:]
@@ -104,23 +107,28 @@ class RowLoop(torch.nn.Module):
         return (*state, *(torch.stack(each) for each in zip(*made)))
 
     def _loop(
-        self, length: Any, empty: Sequence[torch.Tensor], state: Any, rows: Any, held: Any
+        self,
+        length: int | torch.SymInt,
+        empty: Sequence[torch.Tensor],
+        state: Sequence[torch.Tensor],
+        rows: Sequence[torch.Tensor],
+        held: Sequence[torch.Tensor],
     ) -> Any:
         """The loop as an operator of torch, for any number of rows."""
         turned = [each.flip(0) if self.reverse else each.clone() for each in rows]
         some = turned or [torch.zeros((length,), dtype=torch.int64)]  # torch counts by rows
         kinds = [each.dtype for each in (*state, *empty)]
 
-        def step_rows(*given: Any) -> Any:
+        def step_rows(*given: torch.Tensor) -> Any:
             now, pieces = given[: self.count], given[self.count : self.count + len(rows)]
             rest = given[self.count + len(some) :]
             return packed(self.step(*unpacked(now), *pieces, *rest))
 
-        def packed(arrays: Any) -> list[torch.Tensor]:
+        def packed(arrays: Sequence[torch.Tensor]) -> list[torch.Tensor]:
             return _fresh([_as_float(each) for each in arrays] if self.trains else arrays)
 
-        def unpacked(arrays: Any) -> list[torch.Tensor]:
-            return list(map(_like, arrays, kinds)) if self.trains else arrays
+        def unpacked(arrays: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+            return list(map(_like, arrays, kinds)) if self.trains else list(arrays)
 
         found = torch.ops.higher_order.scan(step_rows, packed(state), some, tuple(held))
         last, stacked = found[: self.count], found[self.count :]
@@ -170,7 +178,9 @@ class _Clip(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: torch.Tensor, low: Any, high: Any, are_halves: bool) -> torch.Tensor:
+    def forward(
+        x: torch.Tensor, low: float | None, high: float | None, are_halves: bool
+    ) -> torch.Tensor:
         return torch.clamp(x, low, high)
 
     @staticmethod

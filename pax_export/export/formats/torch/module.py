@@ -8,9 +8,15 @@ import keyword
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
+
+from pax_export.export.formats.torch.run import from_numpy
+
+if TYPE_CHECKING:
+    from pax_export._foundations.types import ArrayLike
 
 _FIXED = frozenset({"static", "none"})
 
@@ -43,7 +49,7 @@ class TorchPart(torch.nn.Module):
         return ", ".join(f"{name}={_shape(x)}" for name, x in arrays)
 
 
-def _shape(array: Any) -> str:
+def _shape(array: torch.Tensor) -> str:
     return f"{str(array.dtype).removeprefix('torch.')}{list(array.shape)}"
 
 
@@ -64,14 +70,12 @@ class TorchModule(TorchPart):
         """An empty module whose class has a name, and will have the methods."""
         return type(name, (TorchModule,), {})()
 
-    def add_array(
-        self, name: str, make: Callable[[], torch.Tensor], parameter: bool, trainable: bool
-    ) -> None:
+    def add_array(self, name: str, value: ArrayLike, parameter: bool, trainable: bool) -> None:
         """Stores an array under its path, unless it is there."""
         owner, last = self._owner(name)
         if hasattr(owner, last):
             return
-        array = make()
+        array = from_numpy(np.asarray(value))
         if parameter and array.is_floating_point():
             owner.register_parameter(last, torch.nn.Parameter(array, requires_grad=trainable))
         else:
@@ -87,16 +91,10 @@ class TorchModule(TorchPart):
         moved = array.data.permute(*order).contiguous()
         array.data = moved.permute(*(list(order).index(axis) for axis in range(len(order))))
 
-    def add_unread(
-        self, arrays: Mapping[str, torch.Tensor], parameters: set[str], trainable: set[str]
-    ) -> None:
-        """Stores arrays that no method reads: a state dict has all leaves."""
-        for name, array in arrays.items():
-            self.add_array(name, lambda a=array: a, name in parameters, name in trainable)
-
     def _owner(self, name: str) -> tuple[Any, str]:
         """The part that holds an array, and the array's name in it."""
-        owner, (*path, last) = self, name.split(".")
+        owner: Any = self
+        *path, last = name.split(".")
         for each in path:
             owner = owner._modules.setdefault(each, TorchPart())
         return owner, last

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.export
@@ -26,12 +26,16 @@ from pax_export._foundations.jaxpr import (
     has_own_derivative,
     interpret,
     is_literal,
+    jaxpr_of,
 )
 from pax_export.export.artifact import dimensions
 from pax_export.export.artifact.dimensions import names as _names
 from pax_export.export.portable import kept
 from pax_export.export.portable.program import rewritten, with_python_numbers
 from pax_export.export.portable.sizes import is_number
+
+if TYPE_CHECKING:
+    from pax_export._foundations.types import Array, Atom, DTypeLike, Equation, TracedProgram
 
 #: Sizes of the arrays on which derivatives are compared.
 _MOST = 1 << 16
@@ -56,7 +60,7 @@ _DIFFERENT: dict[str, Callable[[Any], bool]] = {
 }
 
 
-def _is_different(equation: Any) -> bool:
+def _is_different(equation: Equation) -> bool:
     is_here = _DIFFERENT.get(equation.primitive.name)
     return is_here is not None and is_here(equation)
 
@@ -64,7 +68,7 @@ def _is_different(equation: Any) -> bool:
 class OwnRule(NamedTuple):
     """A call, the program of the function, and which operands and results are floats."""
 
-    equation: Any
+    equation: Equation
     forward: Any
     floats: tuple[int, ...]
 
@@ -89,7 +93,7 @@ class OwnRule(NamedTuple):
             )(*structs)
         back = _pull_back(_call(self.equation), self.floats)
 
-        def run(*xs: Any) -> list[Any]:
+        def run(*xs: Array) -> list[Any]:
             transposed = jax.linear_transpose(lambda *given: back(xs[:count], given), *outer)
             return list(transposed(list(xs[count:])))
 
@@ -101,7 +105,7 @@ def _program(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *structs: with_python_numbers(made(*structs))
 
 
-def _struct_of(atom: Any) -> jax.ShapeDtypeStruct:
+def _struct_of(atom: Atom) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype)
 
 
@@ -109,15 +113,15 @@ def _struct_of(atom: Any) -> jax.ShapeDtypeStruct:
 _SHAPES = re.compile(r"(?<=:)(\w+)\[[^\]]*\]|\bshape=\([^)]*\)|\bbroadcast_dim\w*=\([^)]*\)")
 
 
-def with_own_rules(program: Any) -> tuple[Any, list[OwnRule]]:
+def with_own_rules(program: TracedProgram) -> tuple[Any, list[OwnRule]]:
     """Keeps functions of a program whose derivatives are not those of the calls inside them."""
     found: list[OwnRule] = []
     known: dict[str, str] = {}
 
-    def replace(equation: Any) -> Any:
+    def replace(equation: Equation) -> Any:
         ends = equation.invars[::2] if equation.primitive.name == "clamp" else ()
         if ends and all(map(is_literal, ends)) and _floats(equation.invars[1:2]):
-            low, high = (float(end.val) for end in ends)
+            low, high = (float(end.val) for end in ends if is_literal(end))
             return _strict_clip(equation, low, high, 1)
         if _is_different(equation):
             kind, body = "own", _program(_call(equation))(*map(_struct_of, equation.invars))
@@ -144,7 +148,7 @@ def with_own_rules(program: Any) -> tuple[Any, list[OwnRule]]:
     return rewritten(program, replace), found
 
 
-def _kind_of(equation: Any) -> str:
+def _kind_of(equation: Equation) -> str:
     """How a function is kept: as "relu", by its "own" rule, or as the "same" calls."""
     floats = _floats(equation.invars)
     if not floats:
@@ -162,12 +166,12 @@ def _kind_of(equation: Any) -> str:
         return "own"
 
 
-def _is_close(one: Any, other: Any) -> bool:
+def _is_close(one: Array, other: Array) -> bool:
     one, other = (np.asarray(each, np.float64) for each in (one, other))
     return np.allclose(one, other, rtol=1e-4, atol=1e-6, equal_nan=True)
 
 
-def _slopes(equation: Any, function: Callable[..., Any]) -> list[np.ndarray]:
+def _slopes(equation: Equation, function: Callable[..., Any]) -> list[np.ndarray]:
     """The cotangents of a function for a few numbers, at some sizes."""
     structs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in equation.invars]
     back = _pull_back(function, _floats(equation.invars))
@@ -188,7 +192,11 @@ def _shape_of(shape: Sequence[Any]) -> tuple[int, ...]:
 
 
 def _composite(
-    name: str, function: Callable[..., Any], equation: Any, told: Any, places: slice = slice(None)
+    name: str,
+    function: Callable[..., Any],
+    equation: Equation,
+    told: Mapping[str, Any],
+    places: slice = slice(None),
 ) -> Any:
     """A program of the operands of an equation that calls a function of those at these places."""
     whole = lax.composite(lambda *xs, **_: function(*xs), _PREFIX + name)
@@ -199,7 +207,7 @@ def _composite(
 _KNOWN = {"relu": (0.0, None), "relu6": (0.0, 6.0)}
 
 
-def _strict_clip(equation: Any, low: float, high: float | None, place: int = 0) -> Any:
+def _strict_clip(equation: Equation, low: float, high: float | None, place: int = 0) -> Any:
     """A program that clips an operand between ends at which there is no slope."""
     ends: Any = {"low": low, "high": high}
     return _composite(
@@ -207,7 +215,7 @@ def _strict_clip(equation: Any, low: float, high: float | None, place: int = 0) 
     )
 
 
-def _known(equation: Any, slopes: Sequence[np.ndarray]) -> str:
+def _known(equation: Equation, slopes: Sequence[np.ndarray]) -> str:
     """The name of a function with the derivative of `jax.nn.relu` or `relu6`; empty for others."""
     if len(equation.invars) != 1 or len(equation.outvars) != 1:
         return ""
@@ -225,24 +233,24 @@ def _known(equation: Any, slopes: Sequence[np.ndarray]) -> str:
     return ""
 
 
-def _flat(program: Any) -> Any:
-    for equation in getattr(program, "jaxpr", program).eqns:
+def _flat(program: TracedProgram) -> Iterator[Equation]:
+    for equation in jaxpr_of(program).eqns:
         inner = called_program(equation)
         yield from ([equation] if inner is None else _flat(inner))
 
 
-def _call(equation: Any) -> Callable[..., list[Any]]:
+def _call(equation: Equation) -> Callable[..., list[Any]]:
     """The function, with its own derivative."""
     return lambda *xs: list(bind_equation(equation, xs))
 
 
-def _inlined(equation: Any) -> Callable[..., list[Any]]:
+def _inlined(equation: Equation) -> Callable[..., list[Any]]:
     """The function, with the derivatives of the calls inside it."""
     return lambda *xs: _evaluate(called_program(equation), xs)
 
 
-def _evaluate(program: Any, xs: Sequence[Any]) -> list[Any]:
-    def operate(equation: Any, operands: list[Any]) -> Any:
+def _evaluate(program: TracedProgram, xs: Sequence[Any]) -> list[Any]:
+    def operate(equation: Equation, operands: list[Any]) -> Any:
         return None if called_program(equation) is not None else bind_equation(equation, operands)
 
     return interpret(program, xs, operate)
@@ -251,7 +259,7 @@ def _evaluate(program: Any, xs: Sequence[Any]) -> list[Any]:
 def _pull_back(function: Callable[..., Any], floats: Sequence[int]) -> Callable[..., list[Any]]:
     """Cotangents of the floats among the operands."""
 
-    def run(operands: Sequence[Any], cotangents: Any) -> list[Any]:
+    def run(operands: Sequence[Any], cotangents: Sequence[Array] | None) -> list[Any]:
         moved = _of_floats(floats, function, operands)
         results, back = jax.vjp(moved, *(operands[place] for place in floats))
         given = cotangents or [jnp.ones_like(each) for each in results]
@@ -265,7 +273,7 @@ def _of_floats(
 ) -> Callable[..., list[Any]]:
     """A function of some of its operands."""
 
-    def run(*moved: Any) -> list[Any]:
+    def run(*moved: Array) -> list[Any]:
         filled = list(operands)
         for place, value in zip(floats, moved):
             filled[place] = value
@@ -280,7 +288,7 @@ def _floats(atoms: Sequence[Any]) -> tuple[int, ...]:
                  and jnp.issubdtype(kind, jnp.floating))  # fmt: skip
 
 
-def _rule_of(equation: Any, body: Any) -> OwnRule | None:
+def _rule_of(equation: Equation, body: TracedProgram) -> OwnRule | None:
     floats = _floats(equation.invars)
     if len(_floats(equation.outvars)) != len(equation.outvars):
         return None
@@ -296,7 +304,7 @@ def _rule_of(equation: Any, body: Any) -> OwnRule | None:
     return None
 
 
-def _probe(shape: tuple[int, ...], dtype: Any, number: int, place: int) -> Any:
+def _probe(shape: tuple[int, ...], dtype: DTypeLike, number: int, place: int) -> Any:
     """Numbers of a few sizes, ties and zeros among them."""
     random = np.random.default_rng(place)
     if dtype == np.bool_:

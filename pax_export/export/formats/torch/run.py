@@ -3,21 +3,28 @@
 A fresh process that can import neither jax nor this package loads this file by its path.
 """
 
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+# torch is not among the packages of the tests.
 from __future__ import annotations
 
 import importlib
 import json
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    import torch
+
+    from pax_export._foundations.types import Array
 
 Arrays = dict[str, np.ndarray]
 #: An entry of the archive: how the arguments and outputs of each method are nested, with names.
 METHODS = "pax_export_methods.json"
 
 
-def from_numpy(array: Any) -> Any:
+def from_numpy(array: Array) -> Any:
     """A tensor of an array, also of dtypes that numpy itself lacks."""
     torch = importlib.import_module("torch")
     array = np.array(array, order="C", copy=True)
@@ -30,7 +37,7 @@ def from_numpy(array: Any) -> Any:
     return whole.view(getattr(torch, name)).reshape(array.shape)
 
 
-def to_numpy(tensor: Any) -> np.ndarray:
+def to_numpy(tensor: torch.Tensor) -> np.ndarray:
     """The array of a tensor."""
     torch = importlib.import_module("torch")
     tensor = tensor.detach().cpu().contiguous().resolve_neg().resolve_conj()
@@ -56,11 +63,11 @@ def archives() -> Any:
 
 
 def call(
-    method: Any,
+    method: torch.nn.Module | Callable[..., Any],
     told: Mapping[str, Any],
     inputs: Arrays,
     cotangents: Arrays | None = None,
-    module: Any = None,
+    module: torch.nn.Module | None = None,
 ) -> Arrays:
     """Calls a method of named arrays; with cotangents, gradients are among the results.
 
@@ -78,7 +85,8 @@ def call(
     results = {name: to_numpy(value) for name, value in outputs.items()}
     if not cotangents:
         return results
-    named = (module or method).named_parameters()
+    owner: Any = module or method
+    named = owner.named_parameters()
     weights = {name: each for name, each in named if each.requires_grad}
     sources = {**floating, **weights}
     targets = {name: outputs[name] for name in cotangents if outputs[name].requires_grad}
@@ -104,16 +112,21 @@ def run_methods(
     methods: Mapping[str, Any],
     told: Mapping[str, Any],
     cases: Iterable[Mapping[str, Any]],
-    module: Any = None,
+    module: torch.nn.Module | None = None,
 ) -> list[Arrays]:
     """Makes calls of methods: modules, or functions of one module."""
     keys = ((each["signature"], each) for each in cases)
     return [_try(methods[key], told[key], case, module) for key, case in keys]
 
 
-def _try(method: Any, told: Mapping[str, Any], case: Mapping[str, Any], module: Any) -> Arrays:
+def _try(
+    method: torch.nn.Module | Callable[..., Any],
+    told: Mapping[str, Any],
+    case: Mapping[str, Any],
+    module: torch.nn.Module | None,
+) -> Arrays:
     """Makes one call; what it assigns is among the results, and is undone."""
-    owner = module or method
+    owner: Any = module or method
     arrays = {**dict(owner.named_parameters()), **dict(owner.named_buffers())}
     state = {name: arrays[name] for name in told["changes"]}
     before = {name: each.detach().clone() for name, each in state.items()}

@@ -4,10 +4,12 @@ torch computes in all dtypes of jax but some. Numbers of these are carried by a 
 are wrapped or rounded after each operation that may leave their range.
 """
 
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+# torch is not among the packages of the tests.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
 import numpy as np
@@ -16,6 +18,13 @@ from pax_export.export.portable import RuleTable
 from pax_export.export.portable.sizes import is_number as is_number
 from pax_export.export.portable.sizes import same_shape as same_shape
 from pax_export.export.portable.sizes import same_size as same_size
+
+if TYPE_CHECKING:
+    import torch
+
+    Node: TypeAlias = torch.fx.Node
+
+    from pax_export._foundations.types import DTypeLike
 
 #: The rules that write primitives as calls of torch: functions ``rule(builder, *operands,
 #: **parameters)`` of `TorchValue`s and of the parameters of the primitive; `builder.results` has
@@ -44,8 +53,8 @@ class TorchValue:
         bare: whether that is a scalar.
     """
 
-    node: Any
-    dtype: Any
+    node: Node | None
+    dtype: np.dtype[Any]
     shape: tuple[Any, ...]
     known: np.ndarray | None = None
     thin: Any = None
@@ -70,7 +79,7 @@ class TorchValue:
         return self.known.item()
 
 
-def carrier(dtype: Any) -> str:
+def carrier(dtype: DTypeLike) -> str:
     """The name of the dtype that carries numbers of a dtype in torch."""
     name = np.dtype(dtype).name
     if name.startswith("float8"):
@@ -78,11 +87,11 @@ def carrier(dtype: Any) -> str:
     return _CARRIERS.get(name, name)
 
 
-def is_wrapped(dtype: Any) -> bool:
+def is_wrapped(dtype: DTypeLike) -> bool:
     return np.dtype(dtype).name != carrier(dtype)
 
 
-def is_rounded_by_torch(dtype: Any) -> bool:
+def is_rounded_by_torch(dtype: DTypeLike) -> bool:
     return np.dtype(dtype).name in _FLOAT8
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -14,9 +14,14 @@ from pax_export.export.portable import NotInTargetError
 from pax_export.export.portable.decompositions.control import is_choice
 from pax_export.export.portable.decompositions.elementary import to_even
 
+if TYPE_CHECKING:
+    from pax_export._foundations.types import DTypeLike, Equation, Size
+    from pax_export.export.formats.torch.graph import TorchGraph
+    from pax_export.export.formats.torch.values import Node
+
 
 def _binary(function: str) -> Callable:
-    def write_call(builder: Any, x: TorchValue, y: TorchValue, **_: object) -> Any:
+    def write_call(builder: TorchGraph, x: TorchValue, y: TorchValue, **_: object) -> Any:
         left, right = builder.spread_thin(x, y)
         if isinstance(left, (bool, int, float)):  # torch takes a number second
             left = builder.node_of(x)
@@ -35,13 +40,13 @@ for _names, _function in {
 
 
 @rule("div")
-def write_div(builder: Any, x: TorchValue, y: TorchValue) -> Any:
+def write_div(builder: TorchGraph, x: TorchValue, y: TorchValue) -> Any:
     if x.is_float:
         return _binary("div")(builder, x, y)
     return _quotient(builder, x, *builder.spread_tensors(x, y))
 
 
-def _quotient(builder: Any, x: TorchValue, left: Any, right: Any) -> Any:
+def _quotient(builder: TorchGraph, x: TorchValue, left: Node, right: Node) -> Any:
     """A quotient of integers: by 0 it is -1, and that of the least number by -1 is itself."""
     if x.dtype == np.uint64:
         return _unsigned_quotient(builder, left, right)
@@ -55,10 +60,10 @@ def _quotient(builder: Any, x: TorchValue, left: Any, right: Any) -> Any:
     return builder("where", by_zero, -1, quotient)
 
 
-def _unsigned_quotient(builder: Any, x: Any, y: Any) -> Any:
+def _unsigned_quotient(builder: TorchGraph, x: Node, y: Node) -> Any:
     """Twice the quotient of the half, which fits int64, plus one if the remainder requires it."""
 
-    def is_reached(left: Any, right: Any) -> Any:
+    def is_reached(left: Node, right: Node) -> Any:
         first = np.iinfo(np.int64).min
         both = [builder("bitwise_xor", each, int(first)) for each in (left, right)]
         return builder.cast_to(builder("ge", *both), "int64")
@@ -75,7 +80,7 @@ def _unsigned_quotient(builder: Any, x: Any, y: Any) -> Any:
 
 
 @rule("rem")
-def write_rem(builder: Any, x: TorchValue, y: TorchValue) -> Any:
+def write_rem(builder: TorchGraph, x: TorchValue, y: TorchValue) -> Any:
     if x.is_float:
         return _binary("fmod")(builder, x, y)
     left, right = builder.spread_tensors(x, y)
@@ -84,13 +89,13 @@ def write_rem(builder: Any, x: TorchValue, y: TorchValue) -> Any:
     return builder("where", builder("eq", right, 0), left, rest)
 
 
-def constant_where(builder: Any, which: Any, node: Any) -> Any:
+def constant_where(builder: TorchGraph, which: Node, node: Node) -> Any:
     """An array whose elements have no derivative where a condition holds."""
     return builder("where", which, builder("detach", node), node) if builder.trains else node
 
 
 def _extreme(function: str) -> Callable:
-    def write_call(builder: Any, x: TorchValue, y: TorchValue) -> Any:
+    def write_call(builder: TorchGraph, x: TorchValue, y: TorchValue) -> Any:
         for one, other in ((x, y), (y, x)):
             is_scalar = other.known is not None and not other.rank
             end = other.number if is_scalar else other.thin
@@ -103,14 +108,19 @@ def _extreme(function: str) -> Callable:
     return write_call
 
 
-def _without_slope_of_nan(builder: Any, made: Any) -> Any:
+def _without_slope_of_nan(builder: TorchGraph, made: Node) -> Any:
     """As in jax, slopes are times 0 where a number is NaN."""
     return builder("where", builder("isnan", made), builder("mul", made, 0), made)
 
 
 @rule("clip")
 def write_clip(
-    builder: Any, x: TorchValue, *, low: Any = None, high: Any = None, strict: bool = False
+    builder: TorchGraph,
+    x: TorchValue,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    strict: bool = False,
 ) -> Any:
     """Numbers between two ends, at which the slope is a half; if `strict`, it is 0."""
     if low == high and not strict:
@@ -138,7 +148,7 @@ rule("min")(_extreme("minimum"))
 
 
 @rule("clamp")
-def write_clamp(builder: Any, low: TorchValue, x: TorchValue, high: TorchValue) -> Any:
+def write_clamp(builder: TorchGraph, low: TorchValue, x: TorchValue, high: TorchValue) -> Any:
     """As jax: at the ends there is no derivative, and NaN stays."""
     if x.dtype == np.uint64:
         raise NotInTargetError(f"of {x.dtype.name}")
@@ -156,7 +166,7 @@ def write_clamp(builder: Any, low: TorchValue, x: TorchValue, high: TorchValue) 
 
 
 @rule("select_n", when=is_choice)
-def select_n(builder: Any, which: TorchValue, no: TorchValue, yes: TorchValue) -> Any:
+def select_n(builder: TorchGraph, which: TorchValue, no: TorchValue, yes: TorchValue) -> Any:
     condition, left, right = builder.spread_thin(which, no, yes)
     if isinstance(condition, bool):
         return (no, yes)[condition]
@@ -170,7 +180,7 @@ def select_n(builder: Any, which: TorchValue, no: TorchValue, yes: TorchValue) -
 
 
 @rule("abs")
-def write_abs(builder: Any, x: TorchValue) -> Any:
+def write_abs(builder: TorchGraph, x: TorchValue) -> Any:
     node = builder.node_of(x)
     if x.dtype.kind == "u" or not x.is_float or not builder.trains:
         return x if x.dtype.kind == "u" else builder("abs", node)
@@ -187,7 +197,7 @@ rule("not")(
 
 
 @rule("sign")
-def write_sign(builder: Any, x: TorchValue) -> Any:
+def write_sign(builder: TorchGraph, x: TorchValue) -> Any:
     node = builder.node_of(x)
     if x.dtype.kind == "u":
         return builder.cast_to(builder("ne", node, 0), x.carrier)
@@ -230,7 +240,7 @@ rule("nextafter")(lambda builder, x, y: builder("nextafter", *builder.spread_ten
 
 
 @rule("integer_pow")
-def integer_pow(builder: Any, x: TorchValue, *, y: int, **_: object) -> Any:
+def integer_pow(builder: TorchGraph, x: TorchValue, *, y: int, **_: object) -> Any:
     if not x.is_float and y < 0:
         raise NotInTargetError("of an integer to a negative power")
     return builder("pow", builder.node_of(x), y)
@@ -239,18 +249,18 @@ def integer_pow(builder: Any, x: TorchValue, *, y: int, **_: object) -> Any:
 # --- bits -------------------------------------------------------------------
 
 
-def _bits(dtype: Any) -> int:
+def _bits(dtype: DTypeLike) -> int:
     return jax.numpy.iinfo(dtype).bits
 
 
-def _unsigned(builder: Any, node: Any, dtype: Any) -> Any:
+def _unsigned(builder: TorchGraph, node: Node, dtype: DTypeLike) -> Any:
     """Integers as int64 with the same low bits, and zeros above."""
     wide = builder.cast_to(node, "int64")
     bits = _bits(dtype)
     return wide if bits == 64 else builder("bitwise_and", wide, (1 << bits) - 1)
 
 
-def wrap_integer(builder: Any, wide: Any, dtype: Any) -> Any:
+def wrap_integer(builder: TorchGraph, wide: Node, dtype: DTypeLike) -> Any:
     """Integers of int64 wrapped to those that carry a dtype."""
     dtype = np.dtype(dtype)
     if dtype.name in ("uint32", "uint16"):
@@ -259,7 +269,7 @@ def wrap_integer(builder: Any, wide: Any, dtype: Any) -> Any:
 
 
 def _shift(direction: str) -> Callable:
-    def write_call(builder: Any, x: TorchValue, y: TorchValue) -> Any:
+    def write_call(builder: TorchGraph, x: TorchValue, y: TorchValue) -> Any:
         left, right = builder.spread_tensors(x, y)
         bits = _bits(x.dtype)
         wide = builder.cast_to(right, "int64")
@@ -285,7 +295,7 @@ rule("shift_right_logical")(_shift("right"))
 
 
 @rule("shift_right_arithmetic")
-def shift_right_arithmetic(builder: Any, x: TorchValue, y: TorchValue) -> Any:
+def shift_right_arithmetic(builder: TorchGraph, x: TorchValue, y: TorchValue) -> Any:
     left, right = builder.spread_tensors(x, y)
     bits = _bits(x.dtype)
     wide, by = builder.cast_to(left, "int64"), builder.cast_to(right, "int64")
@@ -298,7 +308,7 @@ def shift_right_arithmetic(builder: Any, x: TorchValue, y: TorchValue) -> Any:
 
 
 @rule("bitcast_convert_type")
-def bitcast_convert_type(builder: Any, x: TorchValue, *, new_dtype: Any) -> Any:
+def bitcast_convert_type(builder: TorchGraph, x: TorchValue, *, new_dtype: DTypeLike) -> Any:
     before, after = np.dtype(x.dtype), np.dtype(new_dtype)
     if before == after:
         return x
@@ -321,7 +331,7 @@ def bitcast_convert_type(builder: Any, x: TorchValue, *, new_dtype: Any) -> Any:
     return builder.cast_to(made, carrier(after)) if carrier(after) != after.name else made
 
 
-def _is_tiny(*dtypes: Any) -> bool:
+def _is_tiny(*dtypes: np.dtype[Any]) -> bool:
     return any(each.name in ("int4", "uint4", "int2", "uint2") for each in dtypes)
 
 
@@ -329,7 +339,9 @@ def _is_tiny(*dtypes: Any) -> bool:
 
 
 @rule("convert_element_type")
-def convert_element_type(builder: Any, x: TorchValue, *, new_dtype: Any, **_: object) -> Any:
+def convert_element_type(
+    builder: TorchGraph, x: TorchValue, *, new_dtype: DTypeLike, **_: object
+) -> Any:
     dtype = np.dtype(new_dtype)
     if dtype == x.dtype:
         return x
@@ -349,7 +361,7 @@ def convert_element_type(builder: Any, x: TorchValue, *, new_dtype: Any, **_: ob
     return wrap_integer(builder, builder.cast_to(node, "int64"), dtype)
 
 
-def _to_integers(builder: Any, x: TorchValue, node: Any, dtype: np.dtype) -> Any:
+def _to_integers(builder: TorchGraph, x: TorchValue, node: Node, dtype: np.dtype) -> Any:
     """Numbers beyond the ends become the ends, and NaN becomes 0."""
     limits = jax.numpy.iinfo(dtype)
     wide = builder.cast_to(node, "float64")
@@ -368,7 +380,9 @@ def _to_integers(builder: Any, x: TorchValue, node: Any, dtype: np.dtype) -> Any
 
 
 @rule("reduce_precision")
-def reduce_precision(builder: Any, x: TorchValue, *, exponent_bits: int, mantissa_bits: int) -> Any:
+def reduce_precision(
+    builder: TorchGraph, x: TorchValue, *, exponent_bits: int, mantissa_bits: int
+) -> Any:
     node = builder.node_of(x)
     if (exponent_bits, mantissa_bits) == (8, 7):
         return builder.cast_to(builder.cast_to(node, "bfloat16"), x.carrier)
@@ -391,7 +405,7 @@ Axes = Sequence[int]
 
 
 def reduce_axes(
-    builder: Any, function: str, x: Any, axes: Axes, keep: bool = False, **told: Any
+    builder: TorchGraph, function: str, x: TorchValue, axes: Axes, keep: bool = False, **told: Any
 ) -> Any:
     if not len(axes):
         return x
@@ -399,19 +413,19 @@ def reduce_axes(
 
 
 @rule("reduce_sum")
-def reduce_sum(builder: Any, x: TorchValue, *, axes: Axes, **_: object) -> Any:
+def reduce_sum(builder: TorchGraph, x: TorchValue, *, axes: Axes, **_: object) -> Any:
     return reduce_axes(builder, "sum", x, axes, dtype=builder.dtype_of(x.carrier))
 
 
 @rule("reduce_prod")
-def reduce_prod(builder: Any, x: TorchValue, *, axes: Axes, **_: object) -> Any:
+def reduce_prod(builder: TorchGraph, x: TorchValue, *, axes: Axes, **_: object) -> Any:
     node = builder.node_of(x)
     for axis in sorted(axes, reverse=True):
         node = builder("prod", node, int(axis), dtype=builder.dtype_of(x.carrier))
     return node
 
 
-def _is_ordered(equation: Any) -> bool:
+def _is_ordered(equation: Equation) -> bool:
     return equation.invars[0].aval.dtype not in (np.dtype(np.uint64), np.dtype(np.bool_))
 
 
@@ -426,7 +440,7 @@ for _name, _function in {"reduce_or": "any", "reduce_and": "all"}.items():
 
 
 def _cumulative(function: str, place: int | None = None) -> Callable:
-    def write_call(builder: Any, x: TorchValue, *, axis: int, reverse: bool) -> Any:
+    def write_call(builder: TorchGraph, x: TorchValue, *, axis: int, reverse: bool) -> Any:
         node = builder.node_of(x)
         node = builder("flip", node, [axis]) if reverse else node
         told = {"dtype": builder.dtype_of(x.carrier)} if function in ("cumsum", "cumprod") else {}
@@ -446,7 +460,7 @@ rule("cummin", when=_is_ordered)(_cumulative("cummin", 0))
 
 def _arg(function: str) -> Callable:
     def write_call(
-        builder: Any, x: TorchValue, *, axes: Axes, index_dtype: Any, **_: object
+        builder: TorchGraph, x: TorchValue, *, axes: Axes, index_dtype: DTypeLike, **_: object
     ) -> Any:
         found = builder(function, builder.node_of(x), int(axes[0]))
         return builder.cast_to(found, carrier(index_dtype))
@@ -459,7 +473,7 @@ rule("argmin")(_arg("argmin"))
 
 
 @rule("rank")
-def write_rank(builder: Any, x: TorchValue, *, axis: int, count: Any, largest: bool) -> Any:
+def write_rank(builder: TorchGraph, x: TorchValue, *, axis: int, count: Size, largest: bool) -> Any:
     """The indices of the first elements in an order; stable, with NaN largest."""
     options = {"dim": axis, "descending": largest, "stable": True}
     order = builder.take_item(builder("sort", builder.node_of(x), **options), 1)
@@ -469,7 +483,12 @@ def write_rank(builder: Any, x: TorchValue, *, axis: int, count: Any, largest: b
 
 @rule("sort")
 def write_sort(
-    builder: Any, x: TorchValue, *more: TorchValue, dimension: int, num_keys: int, **_: object
+    builder: TorchGraph,
+    x: TorchValue,
+    *more: TorchValue,
+    dimension: int,
+    num_keys: int,
+    **_: object,
 ) -> Any:
     """One key of floats or integers; torch's own, which has a derivative."""
     if num_keys != 1 or x.dtype in (np.uint64, np.bool_):

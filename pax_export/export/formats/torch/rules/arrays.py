@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,9 +12,16 @@ from pax_export.export.portable import NotInTargetError
 from pax_export.export.portable.arithmetic import broadcast_array
 from pax_export.export.portable.decompositions.convolutions import is_plain_pad
 
+if TYPE_CHECKING:
+    from pax_export._foundations.types import Aval, DTypeLike, Size
+    from pax_export.export.formats.torch.graph import TorchGraph
+    from pax_export.export.formats.torch.values import Node
+
 
 @rule("reshape")
-def write_reshape(builder: Any, x: TorchValue, *, dimensions: Any, **_: object) -> Any:
+def write_reshape(
+    builder: TorchGraph, x: TorchValue, *, dimensions: Sequence[int] | None, **_: object
+) -> Any:
     node = builder.node_of(x) if dimensions is None else builder.transpose_axes(x, dimensions)
     return builder.reshape_to(node, builder.results[0].shape)
 
@@ -28,21 +35,21 @@ rule("tile")(
 
 
 @rule("concatenate")
-def write_concatenate(builder: Any, *xs: TorchValue, dimension: int) -> Any:
+def write_concatenate(builder: TorchGraph, *xs: TorchValue, dimension: int) -> Any:
     return xs[0] if len(xs) == 1 else builder("cat", [builder.node_of(x) for x in xs], dimension)
 
 
 @rule("dim_as_value")
-def dim_as_value(builder: Any, *, dim: Any) -> Any:
+def dim_as_value(builder: TorchGraph, *, dim: Size) -> Any:
     return _scalar(builder, dim, builder.results[0].dtype)
 
 
-def _scalar(builder: Any, size: Any, dtype: Any) -> Any:
+def _scalar(builder: TorchGraph, size: Size, dtype: DTypeLike) -> Any:
     return builder("full", [], builder.sizes.of(size), **builder.kind_of(dtype))
 
 
 @rule("sizes")
-def write_sizes(builder: Any, *, of: Sequence[Any]) -> Any:
+def write_sizes(builder: TorchGraph, *, of: Sequence[Any]) -> Any:
     return builder("stack", [_scalar(builder, size, np.int32) for size in of])
 
 
@@ -52,12 +59,14 @@ _SMALL = 64
 
 @rule("broadcast_in_dim")
 def broadcast_in_dim(
-    builder: Any, x: TorchValue, *, broadcast_dimensions: Sequence[int], **_: object
+    builder: TorchGraph, x: TorchValue, *, broadcast_dimensions: Sequence[int], **_: object
 ) -> TorchValue:
     return broadcast_to(builder, x, builder.results[0], broadcast_dimensions)
 
 
-def broadcast_to(builder: Any, x: TorchValue, result: Any, places: Sequence[int]) -> TorchValue:
+def broadcast_to(
+    builder: TorchGraph, x: TorchValue, result: Aval, places: Sequence[int]
+) -> TorchValue:
     """Puts the axes of an array at these places of a larger shape."""
     shape, dtype = tuple(result.shape), np.dtype(result.dtype)
     if x.known is not None and all(map(is_number, shape)) and x.rank and np.prod(shape) <= _SMALL:
@@ -86,7 +95,9 @@ def broadcast_to(builder: Any, x: TorchValue, result: Any, places: Sequence[int]
 
 
 @rule("split")
-def write_split(builder: Any, x: TorchValue, *, sizes: Sequence[Any], axis: int) -> list[Any]:
+def write_split(
+    builder: TorchGraph, x: TorchValue, *, sizes: Sequence[Any], axis: int
+) -> list[Any]:
     if len(sizes) == 1:
         return [x]
     found = builder("split", builder.node_of(x), builder.sizes.shape(sizes), axis)
@@ -94,7 +105,7 @@ def write_split(builder: Any, x: TorchValue, *, sizes: Sequence[Any], axis: int)
 
 
 @rule("iota")
-def write_iota(builder: Any, *, dimension: int, **_: object) -> TorchValue:
+def write_iota(builder: TorchGraph, *, dimension: int, **_: object) -> TorchValue:
     (result,) = builder.results
     size, dtype = result.shape[dimension], np.dtype(result.dtype)
     if is_number(size) and size <= _SMALL:
@@ -107,7 +118,7 @@ def write_iota(builder: Any, *, dimension: int, **_: object) -> TorchValue:
 
 @rule("slice")
 def write_slice(
-    builder: Any,
+    builder: TorchGraph,
     x: TorchValue,
     *,
     start_indices: Sequence[Any],
@@ -133,7 +144,7 @@ rule("rev")(
 
 @rule("pad", when=is_plain_pad)
 def write_pad(
-    builder: Any,
+    builder: TorchGraph,
     x: TorchValue,
     value: TorchValue,
     *,
@@ -150,7 +161,9 @@ def write_pad(
     )
 
 
-def filled_around(builder: Any, node: Any, ends: Sequence[tuple[Any, Any]], value: Any) -> Any:
+def filled_around(
+    builder: TorchGraph, node: Node, ends: Sequence[tuple[Any, Any]], value: TorchValue | float
+) -> Any:
     """An array with a number, or a `TorchValue`, around it.
 
     torch would ask whether symbolic ends are 0 and fix the answer: there, elements are looked up.
@@ -186,14 +199,16 @@ def _known_number(value: TorchValue) -> int | None:
     return None if value.known is None else int(value.known)
 
 
-def _places(builder: Any, start: TorchValue, size: Any) -> Any:
+def _places(builder: TorchGraph, start: TorchValue, size: Size) -> Any:
     """The places of a window, as an array."""
     line = builder.arange_of(size, np.int64)
     return builder("add", line, builder.cast_to(builder.node_of(start), "int64"))
 
 
 @rule("window")
-def write_window(builder: Any, x: TorchValue, *starts: TorchValue, sizes: Sequence[Any]) -> Any:
+def write_window(
+    builder: TorchGraph, x: TorchValue, *starts: TorchValue, sizes: Sequence[Any]
+) -> Any:
     node = builder.node_of(x)
     for axis, (start, size) in enumerate(zip(starts, sizes)):
         if same_size(x.shape[axis], size):
@@ -207,13 +222,17 @@ def write_window(builder: Any, x: TorchValue, *starts: TorchValue, sizes: Sequen
 
 
 @rule("put_window")
-def put_window(builder: Any, x: TorchValue, update: TorchValue, *starts: TorchValue) -> Any:
+def put_window(builder: TorchGraph, x: TorchValue, update: TorchValue, *starts: TorchValue) -> Any:
     axes = [axis for axis in range(x.rank) if not same_size(x.shape[axis], update.shape[axis])]
     return _put(builder, builder.node_of(x), update, starts, axes)
 
 
 def _put(
-    builder: Any, x: Any, update: TorchValue, starts: Sequence[TorchValue], axes: Sequence[int]
+    builder: TorchGraph,
+    x: Node,
+    update: TorchValue,
+    starts: Sequence[TorchValue],
+    axes: Sequence[int],
 ) -> Any:
     if not axes:
         return builder.node_of(update)
@@ -226,7 +245,7 @@ def _put(
 
 
 @rule("take")
-def write_take(builder: Any, x: TorchValue, places: TorchValue, *, axis: int) -> Any:
+def write_take(builder: TorchGraph, x: TorchValue, places: TorchValue, *, axis: int) -> Any:
     node = builder.node_of(x)
     if places.known is not None and not places.rank:
         return builder("select", node, axis, int(places.known))
@@ -239,7 +258,7 @@ def write_take(builder: Any, x: TorchValue, places: TorchValue, *, axis: int) ->
 
 
 @rule("take_along")
-def take_along(builder: Any, x: TorchValue, places: TorchValue, *, axis: int) -> Any:
+def take_along(builder: TorchGraph, x: TorchValue, places: TorchValue, *, axis: int) -> Any:
     index = builder.cast_to(builder.node_of(places), "int64")
     return builder("gather", builder.node_of(x), axis, index)
 
@@ -249,7 +268,12 @@ _REDUCE = {"mul": "prod", "max": "amax", "min": "amin"}
 
 @rule("put")
 def write_put(
-    builder: Any, x: TorchValue, places: TorchValue, rows: TorchValue, *inside: TorchValue, how: str
+    builder: TorchGraph,
+    x: TorchValue,
+    places: TorchValue,
+    rows: TorchValue,
+    *inside: TorchValue,
+    how: str,
 ) -> Any:
     if x.dtype == np.uint64 and how in ("max", "min"):
         raise NotInTargetError(f"of {x.dtype.name}")
@@ -269,7 +293,7 @@ def write_put(
 
 
 def _last_rows(
-    builder: Any, places: TorchValue, index: Any, given: Any, rows: TorchValue, x: Any
+    builder: TorchGraph, places: TorchValue, index: Node, given: Node, rows: TorchValue, x: Node
 ) -> Any:
     """Rows in which those that go to one place are the last of them, which has the derivative."""
     known, count = places.known, rows.shape[0]
@@ -284,7 +308,9 @@ def _last_rows(
     return builder("where", is_last, given, found)
 
 
-def _put_rows(builder: Any, x: Any, index: Any, rows: Any, how: str, like: TorchValue) -> Any:
+def _put_rows(
+    builder: TorchGraph, x: Node, index: Node, rows: Node, how: str, like: TorchValue
+) -> Any:
     if how == "set":
         return builder("index_put", x, [index], rows)
     if how == "add":
@@ -295,7 +321,7 @@ def _put_rows(builder: Any, x: Any, index: Any, rows: Any, how: str, like: Torch
 
 
 @rule("extreme")
-def write_extreme(builder: Any, x: TorchValue, *, axes: Sequence[int], largest: bool) -> Any:
+def write_extreme(builder: TorchGraph, x: TorchValue, *, axes: Sequence[int], largest: bool) -> Any:
     if not len(axes):
         return x
     return builder("amax" if largest else "amin", builder.node_of(x), [int(each) for each in axes])

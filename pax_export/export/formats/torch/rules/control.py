@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -11,18 +11,29 @@ from pax_export._foundations.jax import scan_operands
 from pax_export.export.formats.torch.values import TorchValue, rule
 from pax_export.export.portable.decompositions.control import is_of_one, is_of_two
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
-def _structs(values: Any) -> list[Any]:
+    from pax_export._foundations.types import Aval, TracedProgram
+    from pax_export.export.formats.torch.graph import TorchGraph
+    from pax_export.export.formats.torch.values import Node
+
+
+def _structs(values: Sequence[TorchValue | Aval]) -> list[Any]:
     return [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in values]
 
 
-def _items(builder: Any, found: Any) -> list[Any]:
+def _items(builder: TorchGraph, found: Node) -> list[Any]:
     return [builder.take_item(found, place) for place in range(len(builder.results))]
 
 
 @rule("cond", when=is_of_two)
 def write_cond(
-    builder: Any, which: TorchValue, *operands: TorchValue, branches: Any, **_: object
+    builder: TorchGraph,
+    which: TorchValue,
+    *operands: TorchValue,
+    branches: Sequence[TracedProgram],
+    **_: object,
 ) -> Any:
     if which.known is not None:
         return builder.inline(branches[int(which.known > 0)], operands)
@@ -39,10 +50,10 @@ def write_cond(
 
 @rule("while", when=is_of_one)
 def write_while(
-    builder: Any,
+    builder: TorchGraph,
     *operands: TorchValue,
-    cond_jaxpr: Any,
-    body_jaxpr: Any,
+    cond_jaxpr: TracedProgram,
+    body_jaxpr: TracedProgram,
     cond_nconsts: int,
     body_nconsts: int,
     **_: object,
@@ -54,20 +65,20 @@ def write_while(
     structs = [*carried, *_structs(held)]
     count = len(carried)
 
-    def write_condition(given: Any) -> Any:
+    def write_condition(given: Sequence[TorchValue]) -> Any:
         return builder.inline(cond_jaxpr, [*given[count : count + cond_nconsts], *given[:count]])
 
-    def write_step(given: Any) -> Any:
+    def write_step(given: Sequence[TorchValue]) -> Any:
         return builder.inline(body_jaxpr, [*given[count + cond_nconsts :], *given[:count]])
 
-    bodies = [builder.body_of(each, structs) for each in (write_condition, write_step)]
+    going, step = (builder.body_of(each, structs) for each in (write_condition, write_step))
     builder.results = results
-    loop = builder.loops.While(*bodies, count)
+    loop = builder.loops.While(going, step, count)
     return _items(builder, builder.add_part(loop, "while", *builder.operands_of([*state, *held])))
 
 
 @rule("scan")
-def write_scan(builder: Any, *operands: TorchValue, **told: Any) -> Any:
+def write_scan(builder: TorchGraph, *operands: TorchValue, **told: Any) -> Any:
     constants, state, rows = scan_operands(told, operands)
     results = list(builder.results)
     count = len(state)
@@ -75,7 +86,7 @@ def write_scan(builder: Any, *operands: TorchValue, **told: Any) -> Any:
     pieces = [jax.ShapeDtypeStruct(each.shape[1:], each.dtype) for each in rows]
     structs = [*carried, *pieces, *_structs(constants)]
 
-    def write_step(given: Any) -> Any:
+    def write_step(given: Sequence[TorchValue]) -> Any:
         first = given[count + len(rows) :]
         return builder.inline(told["jaxpr"], [*first, *given[: count + len(rows)]])
 
@@ -90,7 +101,7 @@ def write_scan(builder: Any, *operands: TorchValue, **told: Any) -> Any:
 
 
 @rule("own_rule")
-def own_rule(builder: Any, *operands: TorchValue, key: int) -> Any:
+def own_rule(builder: TorchGraph, *operands: TorchValue, key: int) -> Any:
     """A function with a derivative of its own, see `own_rules.py`.
 
     A module keeps it as a function of autograd. A program of `torch.export` has none: there its
@@ -117,16 +128,16 @@ def own_rule(builder: Any, *operands: TorchValue, key: int) -> Any:
     return _items(builder, builder.add_part(loop, "own_rule", *builder.operands_of(operands)))
 
 
-def _detached(builder: Any, x: TorchValue) -> TorchValue:
+def _detached(builder: TorchGraph, x: TorchValue) -> TorchValue:
     return TorchValue(builder("detach", builder.node_of(x)), x.dtype, x.shape)
 
 
-def _difference(builder: Any, x: TorchValue) -> TorchValue:
+def _difference(builder: TorchGraph, x: TorchValue) -> TorchValue:
     node = builder.node_of(x)
     made = builder("sub", node, builder("detach", node))
     return TorchValue(builder("where", builder("isfinite", node), made, 0.0), x.dtype, x.shape)
 
 
-def _finite(builder: Any, x: TorchValue) -> Any:
+def _finite(builder: TorchGraph, x: TorchValue) -> Any:
     node = builder.node_of(x)
     return builder("where", builder("isfinite", node), node, 0.0)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pax_export.export.formats.torch.values import TorchValue, is_number, rule
 
+if TYPE_CHECKING:
+    from pax_export.export.formats.torch.graph import TorchGraph
+    from pax_export.export.formats.torch.values import Node
+
 
 @rule("gelu")
-def write_gelu(builder: Any, x: TorchValue, *, approximate: bool) -> Any:
+def write_gelu(builder: TorchGraph, x: TorchValue, *, approximate: bool) -> Any:
     kind = "tanh" if approximate else "none"
     return builder("nn.functional.gelu", builder.node_of(x), approximate=kind)
 
@@ -20,7 +24,7 @@ rule("log_softmax")(lambda builder, x, *, axis: builder("log_softmax", builder.n
 
 @rule("attention")
 def write_attention(
-    builder: Any,
+    builder: TorchGraph,
     query: TorchValue,
     key: TorchValue,
     value: TorchValue,
@@ -33,13 +37,18 @@ def write_attention(
 
 
 @rule("mean")
-def write_mean(builder: Any, x: TorchValue, *, axes: Sequence[int], keepdims: bool) -> Any:
+def write_mean(builder: TorchGraph, x: TorchValue, *, axes: Sequence[int], keepdims: bool) -> Any:
     return builder("mean", builder.node_of(x), [int(each) for each in axes], keepdims)
 
 
 @rule("layer_norm")
 def layer_norm(
-    builder: Any, x: TorchValue, *vectors: TorchValue, epsilon: float, scaled: bool, shifted: bool
+    builder: TorchGraph,
+    x: TorchValue,
+    *vectors: TorchValue,
+    epsilon: float,
+    scaled: bool,
+    shifted: bool,
 ) -> Any:
     scale = builder.node_of(vectors[0]) if scaled else None
     shift = builder.node_of(vectors[-1]) if shifted else None
@@ -50,7 +59,7 @@ def layer_norm(
 
 
 @rule("rms_norm")
-def rms_norm(builder: Any, x: TorchValue, *scale: TorchValue, epsilon: float) -> Any:
+def rms_norm(builder: TorchGraph, x: TorchValue, *scale: TorchValue, epsilon: float) -> Any:
     if any(each.rank != 1 for each in scale):
         return None
     size = [builder.sizes.of(x.shape[-1])]
@@ -59,12 +68,12 @@ def rms_norm(builder: Any, x: TorchValue, *scale: TorchValue, epsilon: float) ->
 
 
 @rule("dft")
-def write_dft(builder: Any, x: TorchValue) -> Any:
+def write_dft(builder: TorchGraph, x: TorchValue) -> Any:
     pairs = builder("view_as_complex", builder.add_method_call("contiguous", builder.node_of(x)))
     return builder("view_as_real", builder("fft.fft", pairs, dim=-1))
 
 
-def _gates(builder: Any, array: Any, order: Sequence[int]) -> Any:
+def _gates(builder: TorchGraph, array: Node, order: Sequence[int]) -> Any:
     """The blocks of rows of a weight in another order."""
     parts = builder("chunk", array, len(order), 0)
     return builder("cat", [builder.take_item(parts, place) for place in order], 0)
@@ -74,7 +83,7 @@ def _recurrent(function: str, order: Sequence[int], relu: str = "") -> Callable:
     """A rule for torch's own loop: gates in its order, no batch axis first, one layer."""
 
     def write_loop(
-        builder: Any,
+        builder: TorchGraph,
         x: TorchValue,
         w: TorchValue,
         r: TorchValue,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -14,10 +14,21 @@ from pax_export.export.portable import NotInTargetError
 from pax_export.export.portable.decompositions.convolutions import is_plain_convolution
 from pax_export.export.portable.decompositions.reductions import is_plain_window
 
+if TYPE_CHECKING:
+    from jax.lax import ConvDimensionNumbers
+
+    from pax_export._foundations.types import Equation, Size
+    from pax_export.export.formats.torch.graph import TorchGraph
+    from pax_export.export.formats.torch.values import Node
+
+    Pair: TypeAlias = tuple[Sequence[int], Sequence[int]]
+    #: Which axes of both operands are summed, and which are of the batch.
+    DotAxes: TypeAlias = tuple[Pair, Pair]
+
 
 @rule("dot_general")
 def dot_general(
-    builder: Any, x: TorchValue, y: TorchValue, *, dimension_numbers: Any, **_: object
+    builder: TorchGraph, x: TorchValue, y: TorchValue, *, dimension_numbers: DotAxes, **_: object
 ) -> Any:
     (result,) = builder.results
     kind = carrier(result.dtype)
@@ -31,10 +42,10 @@ def dot_general(
 
 
 def dot_product(
-    builder: Any,
+    builder: TorchGraph,
     x: TorchValue,
     y: TorchValue,
-    dimension_numbers: Any,
+    dimension_numbers: DotAxes,
     shape: Sequence[Any],
     kind: str,
 ) -> Any:
@@ -73,7 +84,7 @@ def dot_product(
 # --- convolutions -----------------------------------------------------------
 
 
-def _is_convolution(equation: Any) -> bool:
+def _is_convolution(equation: Equation) -> bool:
     params, kernel = equation.params, equation.invars[1].aval
     taps = [kernel.shape[axis] for axis in params["dimension_numbers"].rhs_spec]
     if not 1 <= len(taps) - 2 <= 3:
@@ -98,7 +109,7 @@ def _is_convolution(equation: Any) -> bool:
 
 @rule("conv_general_dilated", when=_is_convolution)
 def conv_general_dilated(
-    builder: Any,
+    builder: TorchGraph,
     x: TorchValue,
     kernel: TorchValue,
     *,
@@ -106,7 +117,7 @@ def conv_general_dilated(
     padding: Sequence[tuple[Any, Any]],
     lhs_dilation: Sequence[int],
     rhs_dilation: Sequence[int],
-    dimension_numbers: Any,
+    dimension_numbers: ConvDimensionNumbers,
     feature_group_count: int,
     **_: object,
 ) -> Any:
@@ -135,7 +146,7 @@ def conv_general_dilated(
 
 
 def _pads(
-    builder: Any, node: Any, padding: Sequence[tuple[Any, Any]], value: float = 0.0
+    builder: TorchGraph, node: Node, padding: Sequence[tuple[Any, Any]], value: float = 0.0
 ) -> tuple[list[int], Any]:
     """Padding that is equal at both ends, and the array with the rest of it."""
     if all(is_number(low) and is_number(high) and low == high for low, high in padding):
@@ -168,7 +179,7 @@ def _transposed(
     return low, more
 
 
-def _transposed_kernel(builder: Any, kernel: Any, taps: Sequence[int], groups: int) -> Any:
+def _transposed_kernel(builder: TorchGraph, kernel: Node, taps: Sequence[int], groups: int) -> Any:
     """The kernel of a transposed convolution: backwards, with input features first."""
     outside, inside, *space = map(int, taps)
     axes = list(range(2, len(taps)))
@@ -183,18 +194,25 @@ def _transposed_kernel(builder: Any, kernel: Any, taps: Sequence[int], groups: i
 # --- pools ------------------------------------------------------------------
 
 
-def _moving_axes(params: Any) -> list[int]:
+def _moving_axes(params: Mapping[str, Any]) -> list[int]:
     """The axes along which windows move."""
     told = (params[f"window_{name}"] for name in ("dimensions", "strides"))
     still = [(1, 1, (0, 0))] * len(params["padding"])
     return [at for at, each in enumerate(zip(*told, params["padding"])) if each != still[at]]
 
 
-def _is_pool(equation: Any) -> bool:
+def _is_pool(equation: Equation) -> bool:
     return is_plain_window(equation) and 1 <= len(_moving_axes(equation.params)) <= 3
 
 
-def _pool(builder: Any, kind: str, x: Any, shape: Any, filling: float, window: Any) -> Any:
+def _pool(
+    builder: TorchGraph,
+    kind: str,
+    x: Node,
+    shape: Sequence[Size],
+    filling: float,
+    window: Mapping[str, Any],
+) -> Any:
     """A pool over any axes: they go to the end, after two others."""
     moving, padding = _moving_axes(window), window["padding"]
     others = [axis for axis in range(len(shape)) if axis not in moving]
@@ -216,18 +234,18 @@ def _pool(builder: Any, kind: str, x: Any, shape: Any, filling: float, window: A
 
 
 @rule("reduce_window_sum", when=_is_pool)
-def sum_pool(builder: Any, x: TorchValue, **window: Any) -> Any:
+def sum_pool(builder: TorchGraph, x: TorchValue, **window: Any) -> Any:
     made = _pool(builder, "avg", builder.node_of(x), x.shape, 0.0, window)
     return builder("mul", made, math.prod(map(int, window["window_dimensions"])))
 
 
 @rule("reduce_window_max", when=_is_pool)
-def max_pool(builder: Any, x: TorchValue, **window: Any) -> Any:
+def max_pool(builder: TorchGraph, x: TorchValue, **window: Any) -> Any:
     return _pool(builder, "max", builder.node_of(x), x.shape, -math.inf, window)
 
 
 @rule("reduce_window_min", when=_is_pool)
-def min_pool(builder: Any, x: TorchValue, **window: Any) -> Any:
+def min_pool(builder: TorchGraph, x: TorchValue, **window: Any) -> Any:
     node = builder("neg", builder.node_of(x))
     return builder("neg", _pool(builder, "max", node, x.shape, -math.inf, window))
 
@@ -235,12 +253,12 @@ def min_pool(builder: Any, x: TorchValue, **window: Any) -> Any:
 # --- linear algebra ---------------------------------------------------------
 
 
-def _is_real(equation: Any) -> bool:
+def _is_real(equation: Equation) -> bool:
     return equation.outvars[0].aval.dtype in (np.float32, np.float64)
 
 
 @rule("cholesky", when=_is_real)
-def write_cholesky(builder: Any, x: TorchValue, **_: object) -> Any:
+def write_cholesky(builder: TorchGraph, x: TorchValue, **_: object) -> Any:
     found = builder("linalg.cholesky_ex", builder.node_of(x))
     # jax has NaN for a matrix that is not positive, of which torch leaves a part.
     bad = builder("ne", builder.take_item(found, 1), 0)
@@ -250,8 +268,8 @@ def write_cholesky(builder: Any, x: TorchValue, **_: object) -> Any:
 
 @rule("triangular_solve", when=_is_real)
 def triangular_solve(
-    builder: Any, a: TorchValue, b: TorchValue, *, left_side: bool, lower: bool, transpose_a: bool,
-    conjugate_a: bool, unit_diagonal: bool, **_: object,
+    builder: TorchGraph, a: TorchValue, b: TorchValue, *, left_side: bool, lower: bool,
+    transpose_a: bool, conjugate_a: bool, unit_diagonal: bool, **_: object,
 ) -> Any:  # fmt: skip
     matrix, upper = builder.node_of(a), not lower
     if transpose_a:
@@ -263,7 +281,7 @@ def triangular_solve(
 
 
 @rule("lu", when=_is_real)
-def write_lu(builder: Any, x: TorchValue) -> Any:
+def write_lu(builder: TorchGraph, x: TorchValue) -> Any:
     found = builder("linalg.lu_factor_ex", builder.node_of(x))
     both, pivots = (builder.take_item(found, place) for place in range(2))
     # The row of which column is 1 in a matrix of exchanges.
@@ -273,7 +291,12 @@ def write_lu(builder: Any, x: TorchValue) -> Any:
 
 @rule("eigh", when=_is_real)
 def write_eigh(
-    builder: Any, x: TorchValue, *, lower: bool, subset_by_index: Any = None, **_: object
+    builder: TorchGraph,
+    x: TorchValue,
+    *,
+    lower: bool,
+    subset_by_index: tuple[int, int] | None = None,
+    **_: object,
 ) -> Any:
     size = x.shape[-1]
     if subset_by_index not in (None, (0, size)):
@@ -284,12 +307,12 @@ def write_eigh(
 
 @rule("svd", when=_is_real)
 def write_svd(
-    builder: Any,
+    builder: TorchGraph,
     x: TorchValue,
     *,
     full_matrices: bool,
     compute_uv: bool,
-    subset_by_index: Any = None,
+    subset_by_index: tuple[int, int] | None = None,
     **_: object,
 ) -> Any:
     if subset_by_index is not None and subset_by_index != (0, min(x.shape[-2:])):
@@ -303,7 +326,7 @@ def write_svd(
 
 @rule("qr", when=_is_real)
 def write_qr(
-    builder: Any, x: TorchValue, *, full_matrices: bool, pivoting: bool = False, **_: object
+    builder: TorchGraph, x: TorchValue, *, full_matrices: bool, pivoting: bool = False, **_: object
 ) -> Any:
     if pivoting:
         raise NotInTargetError("with pivoting")
