@@ -167,40 +167,42 @@ class _GradientFunction(torch.autograd.Function):
         return (None, *(found.get(place) for place in range(len(operands))))
 
 
-def clip_between(x: torch.Tensor, low: float | None, high: float | None, are_halves: bool) -> Any:
-    """Numbers between ends, in one call; at the ends, the slope is a half or 0."""
-    if not torch.is_grad_enabled():
-        return torch.clamp(x, low, high)
-    return _Clip.apply(x, low, high, are_halves)
+def clip_between(
+    x: torch.Tensor, ends: tuple[float | None, float | None], outer: tuple[Any, Any]
+) -> torch.Tensor:
+    """Numbers between ends, in one call; the slope is 1 between these and a half to the outer ones.
+
+    A number of each pair may be None, and both outer ones are without halves.
+    """
+    return _Clip.apply(x, ends, outer) if torch.is_grad_enabled() else torch.clamp(x, *ends)
 
 
 class _Clip(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(
-        x: torch.Tensor, low: float | None, high: float | None, are_halves: bool
-    ) -> torch.Tensor:
-        return torch.clamp(x, low, high)
+    def forward(x: torch.Tensor, ends: Any, outer: Any) -> torch.Tensor:
+        return torch.clamp(x, *ends)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: torch.Tensor) -> None:
-        x, *ctx.ends = inputs
+        x, ctx.ends, ctx.outer = inputs
         ctx.save_for_backward(x)
         ctx.save_for_forward(x)
 
     @staticmethod
     def backward(ctx: Any, slope: torch.Tensor) -> Any:
-        return _Clip.jvp(ctx, slope), None, None, None
+        return _Clip.jvp(ctx, slope), None, None
 
     @staticmethod
     def jvp(ctx: Any, slope: torch.Tensor, *_: None) -> torch.Tensor:
-        (x,), (low, high, are_halves) = ctx.saved_tensors, ctx.ends
-        if not are_halves:
-            nan = high if low is None else low
-            return _slope_between(torch.nan_to_num(x, nan, math.inf, -math.inf), low, high, slope)
-        slope = slope * (x == torch.clamp(x, low, high))  # times 0, as in jax: NaN stays
-        return (slope + _slope_between(x, low, high, slope)) * 0.5
+        (x,), (low, high), (under, above) = ctx.saved_tensors, ctx.ends, ctx.outer
+        x = torch.nan_to_num(x, math.inf if low is None else -math.inf, math.inf, -math.inf)
+        inner = _slope_between(x, low, high, slope)
+        if under is above is None:
+            return inner
+        halves = inner.add_(_slope_between(x, under, above, slope)).mul_(0.5)
+        return halves.add_(slope, alpha=0)  # elsewhere times 0, as in jax: NaN stays
 
 
 def _slope_between(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -129,8 +130,10 @@ def write_clip(
     if not (x.is_float and builder.trains):
         is_relu = x.is_float and (low, high) == (0, None)
         return builder("relu", node) if is_relu else builder("clamp", node, low, high)
-    if builder.live:
-        return builder(builder.loops.clip_between, node, low, high, not strict)
+    ends = low, high
+    if builder.live and all(end is None or math.isfinite(end) for end in ends):
+        outer = (None, None) if strict else tuple(map(_next, ends, (-math.inf, math.inf), (x, x)))
+        return builder(builder.loops.clip_between, node, ends, outer)
     if strict:
         made = (
             builder("relu", node) if high is None
@@ -141,6 +144,12 @@ def write_clip(
         if end is not None:
             node = builder(function, node, builder("full", [], end, **builder.kind_of(x.dtype)))
     return _without_slope_of_nan(builder, node)
+
+
+def _next(end: float | None, to: float, like: TorchValue) -> float | None:
+    """The number after an end, in the dtype of an array."""
+    kind = jax.numpy.dtype(like.carrier).type
+    return None if end is None else float(np.nextafter(kind(end), kind(to)))
 
 
 rule("max")(_extreme("maximum"))
