@@ -34,7 +34,7 @@ Axes = Sequence[int | None]
 
 
 def attention_kept(program: PortableProgram, trains: bool) -> PortableProgram:
-    """Returns the program with calls of `attention`, also in loops and branches."""
+    """Returns the program with attention as one call, also in loops and branches."""
     finder = _Finder(program, _MODERATE if trains else math.inf)
     found = {}
     for equation in program.jaxpr.eqns:
@@ -48,12 +48,12 @@ def attention_kept(program: PortableProgram, trains: bool) -> PortableProgram:
         match = found.get(equation.outvars[0]) if equation.outvars else None
         if match is None:
             return bind_equation(with_bodies(equation, keep), operands)
-        return [match.of(values)]
+        return [match.as_call(values)]
 
     return program.rebuilt(operate)
 
 
-def attention(
+def weigh_values(
     query: jax.Array, key: jax.Array, value: jax.Array, *bias: jax.Array, scale: float
 ) -> jax.Array:
     """Attention of arrays of four axes: two of the batch, then places and features."""
@@ -67,16 +67,18 @@ class _Grouped(NamedTuple):
     array: Var
     groups: Sequence[Axes]
 
-    def sizes(self, values: dict[Var, jax.Array]) -> list[list[Size]]:
+    def group_sizes(self, values: dict[Var, jax.Array]) -> list[list[Size]]:
         own = values[self.array].shape
         return [[1 if axis is None else own[axis] for axis in group] for group in self.groups]
 
-    def of(self, values: dict[Var, jax.Array], sizes: Sequence[Sequence[Size]] = ()) -> jax.Array:
+    def in_four(
+        self, values: dict[Var, jax.Array], sizes: Sequence[Sequence[Size]] = ()
+    ) -> jax.Array:
         """The array; in a group of which it has some axes, it is broadcast to the sizes."""
         x = values[self.array]
         order = [axis for group in self.groups for axis in group if axis is not None]
         x = jnp.transpose(x, [*order, *(axis for axis in range(x.ndim) if axis not in order)])
-        shape = self.sizes(values)
+        shape = self.group_sizes(values)
         mixed = [None in group and any(axis is not None for axis in group) for group in self.groups]
         if any(mixed):
             wide = [full if each else own for each, full, own in zip(mixed, sizes, shape)]
@@ -107,13 +109,13 @@ class _Attention(NamedTuple):
     scores: _Scores
     order: Sequence[int]  # of the axes of the result
 
-    def of(self, values: dict[Var, jax.Array]) -> jax.Array:
-        query, key, value = (e.of(values) for e in (self.query, self.key, self.value))
-        sizes, columns = self.query.sizes(values)[:3], self.value.sizes(values)[3]
+    def as_call(self, values: dict[Var, jax.Array]) -> jax.Array:
+        query, key, value = (e.in_four(values) for e in (self.query, self.key, self.value))
+        sizes, columns = self.query.group_sizes(values)[:3], self.value.group_sizes(values)[3]
         wide = [*sizes, [key.shape[2]]]
-        bias = None if self.bias is None else self.bias.of(values, wide)
+        bias = None if self.bias is None else self.bias.in_four(values, wide)
         if self.mask is not None:
-            mask = self.mask.of(values, wide)
+            mask = self.mask.in_four(values, wide)
             mask = ~mask if self.scores.is_inverse else mask
             # Queries that see no key weigh all alike, and have no slope: those of zeros. torch's
             # derivative needs scores near 0, also there.
@@ -122,7 +124,7 @@ class _Attention(NamedTuple):
             zero, lowest = (jnp.asarray(each, query.dtype) for each in (0, self.scores.lowest))
             bias = jnp.where(sees & ~mask, lowest, zero if bias is None else
                              jnp.where(mask, bias, zero))  # fmt: skip
-        call = lax.composite(attention, f"{kept.PREFIX}attention")
+        call = lax.composite(weigh_values, f"{kept.PREFIX}attention")
         given = (query, key, value) if bias is None else (query, key, value, bias)
         found = call(*given, scale=float(self.scores.scale))
         shape = [size for each in (*sizes, columns) for size in each]
@@ -219,11 +221,11 @@ class _Finder:
 def _under(scores: _Scores, axes: Axes) -> _Scores:
     """The scores after their axes were turned."""
 
-    def turned(inner: Axes) -> Axes:
+    def turn_axes(inner: Axes) -> Axes:
         return [None if axis is None else inner[axis] for axis in axes]
 
-    bias = scores.bias and (scores.bias[0], turned(scores.bias[1]))
-    return scores._replace(axes=turned(scores.axes), bias=bias)
+    bias = scores.bias and (scores.bias[0], turn_axes(scores.bias[1]))
+    return scores._replace(axes=turn_axes(scores.axes), bias=bias)
 
 
 def _axes_before(equation: Equation) -> Axes | None:
@@ -265,7 +267,7 @@ def _joined(
     source = [(2, place) for place in range(len(batches[0]))]
     source += [(at, axis) for at in (0, 1) for axis in own[at]]
 
-    def sources(places: Axes) -> list[tuple[int, int]]:
+    def sources_of(places: Axes) -> list[tuple[int, int]]:
         """Those of axes of the weights; 3 stands for an axis of size 1 that the scores lack."""
         through = [None if at is None else scores.axes[at] for at in places]
         return [(3, 0) if at is None else source[at] for at in through]
@@ -275,14 +277,14 @@ def _joined(
         for each in (batch_axes[side], _free(len(axes), sum_axes[side], batch_axes[side]),
                      sum_axes[side])
     )  # fmt: skip
-    (key_at, key_axis) = sources(columns)[0]
+    (key_at, key_axis) = sources_of(columns)[0]
     at_fault = columns != [column] or key_at > 1 or own[key_at] != [key_axis]
-    if at_fault or {at for at, _ in sources(batch)} - {2}:
+    if at_fault or {at for at, _ in sources_of(batch)} - {2}:
         return None
-    if {at for at, _ in sources(rows)} - {1 - key_at}:
+    if {at for at, _ in sources_of(rows)} - {1 - key_at}:
         return None
 
-    def grouped(x: Atom, of_batch: Axes, *groups: Axes) -> _Grouped:
+    def group_axes(x: Atom, of_batch: Axes, *groups: Axes) -> _Grouped:
         split = len(of_batch) - 1 if len(of_batch) < 2 else 1
         return _Grouped(x, [of_batch[: max(split, 0)], of_batch[max(split, 0) :], *groups])
 
@@ -290,18 +292,18 @@ def _joined(
         if given is None:
             return None
         x, at = given
-        return grouped(x, *([None if a is None else at[a] for a in each]
+        return group_axes(x, *([None if a is None else at[a] for a in each]
                             for each in (batch, rows, columns)))  # fmt: skip
 
     query_at, free = 1 - key_at, _free(value.aval.ndim, sum_axes[other], batch_axes[other])
-    places = [place for _, place in sources(batch)]
-    query_rows = [axis for _, axis in sources(rows)]
+    places = [place for _, place in sources_of(batch)]
+    query_rows = [axis for _, axis in sources_of(rows)]
     of_batch, of_rows, of_free = _ranges(len(batch), len(rows), len(free))
     return _Attention(
-        grouped(pair[query_at], [batches[query_at][at] for at in places], query_rows,
+        group_axes(pair[query_at], [batches[query_at][at] for at in places], query_rows,
                 sums[query_at]),
-        grouped(pair[key_at], [batches[key_at][at] for at in places], [key_axis], sums[key_at]),
-        grouped(value, batch_axes[other], sum_axes[other], free),
+        group_axes(pair[key_at], [batches[key_at][at] for at in places], [key_axis], sums[key_at]),
+        group_axes(value, batch_axes[other], sum_axes[other], free),
         of_scores(scores.bias), of_scores(scores.mask), scores,
         [*of_batch, *of_free, *of_rows] if side else [*of_batch, *of_rows, *of_free],
     )  # fmt: skip
