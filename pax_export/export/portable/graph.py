@@ -74,12 +74,12 @@ class Producers:
         axes = tuple(range(atom.aval.ndim))
         while True:
             equation = self.maker(atom, "broadcast_in_dim", "reshape")
-            places = None if equation is None else _places(equation)
-            if equation is None or places is None:
+            positions = None if equation is None else _places(equation)
+            if equation is None or positions is None:
                 return atom, axes
             inner = self.same(equation.invars[0])
             # Axes of size 1 do not determine their position.
-            axes = tuple(axes[place] for place in places)
+            axes = tuple(axes[position] for position in positions)
             atom = inner
 
     def unturned(self, atom: Atom) -> tuple[Any, tuple[int, ...]]:
@@ -158,16 +158,16 @@ def scaled(graph: Producers, atom: Atom) -> tuple[float, list[Any]]:
         atom = left.pop()
         equation, known = graph.maker(atom, "neg", "div", "mul"), graph.scalar(atom)
         name = "" if equation is None else equation.primitive.name
-        given: list[Any] = [] if equation is None else equation.invars
-        by = graph.scalar(given[1]) if name == "div" else None
+        operands: list[Any] = [] if equation is None else equation.invars
+        by = graph.scalar(operands[1]) if name == "div" else None
         if known is not None:
             number *= known
         elif name == "neg":
-            number, left = -number, [*left, *given]
+            number, left = -number, [*left, *operands]
         elif name == "mul":
-            left += given[::-1]
+            left += operands[::-1]
         elif by:
-            number, left = number / by, [*left, given[0]]
+            number, left = number / by, [*left, operands[0]]
         else:
             others.append(graph.same(atom))
     return 1.0, []

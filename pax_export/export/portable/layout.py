@@ -119,27 +119,27 @@ def laid_out(program: PortableProgram, features_first: bool) -> PortableProgram:
         return program
 
     def operate(equation: Equation, operands: list[Any]) -> Sequence[Any]:
-        given = [_laid(each) for each in operands]
+        values = [_laid(each) for each in operands]
         name = equation.primitive.name
         is_moved = moves_all or (
             name != _CONV
             and (
                 name == "broadcast_in_dim"
                 or not moved.isdisjoint(equation.outvars)
-                or any(isinstance(x, LazyBroadcast) or not x.is_plain for x in given)
+                or any(isinstance(x, LazyBroadcast) or not x.is_plain for x in values)
             )
         )
-        made = None
+        results = None
         if is_moved and name == _CONV:
-            made = _convolved(equation, given, features_first)
+            results = _convolved(equation, values, features_first)
         elif is_moved and name in RULES:
-            if name in _POOLS and not features_first and given[0].is_plain:
+            if name in _POOLS and not features_first and values[0].is_plain:
                 order = _pool_order(equation)
-                given = [Laid(given[0].lying(order), order)]
-            made = RULES[name](equation, given)
-        if made is None:
-            made = bind_equation(equation, [array_of(each) for each in given])
-        return [_laid(each) for each in made]
+                values = [Laid(values[0].lying(order), order)]
+            results = RULES[name](equation, values)
+        if results is None:
+            results = bind_equation(equation, [array_of(each) for each in values])
+        return [_laid(each) for each in results]
 
     return program.rebuilt(operate, _laid, array_of)
 
@@ -178,14 +178,14 @@ def _convolved(
 ) -> Sequence[Laid]:
     (x, kernel), orders = operands, _layouts(equation, features_first)
     first, last = plain(x.rank), (0, x.rank - 1, *range(1, x.rank - 1))
-    made = again(
+    results = again(
         equation,
         [x.lying(orders[0]), kernel.lying(orders[1])],
         dimension_numbers=lax.ConvDimensionNumbers(first, first, first)
         if features_first
         else lax.ConvDimensionNumbers(last, (x.rank - 1, x.rank - 2, *range(x.rank - 2)), last),
     )
-    return [Laid(made[0], orders[2])]
+    return [Laid(results[0], orders[2])]
 
 
 def _around_products(equations: Sequence[Any]) -> set[Any]:
@@ -245,7 +245,7 @@ def dot_general(equation: Equation, operands: Operands) -> Results:
     if left.is_moved(first=True) + right.is_moved() > right.is_moved(first=True) + left.is_moved():
         factors.reverse()
     (one, _), (other, _) = factors
-    made = again(
+    results = again(
         equation,
         [one.value.lying(one.value.order), other.value.lying(other.value.order)],
         dimension_numbers=(
@@ -254,7 +254,7 @@ def dot_general(equation: Equation, operands: Operands) -> Results:
         ),
     )
     free = [axes[axis] for each, axes in factors for axis in each.value.order if axis in axes]
-    return [Laid(made[0], (*range(count), *free))]
+    return [Laid(results[0], (*range(count), *free))]
 
 
 class _Factor:
@@ -319,11 +319,11 @@ def elementwise(equation: Equation, operands: Operands) -> Results:
     order = _common(whole)
     if order == plain(rank):
         return None
-    given = [each.lying(order) if each.rank else array_of(each) for each in operands]
+    arrays = [each.lying(order) if each.rank else array_of(each) for each in operands]
     changed = {}
     if "shape" in equation.params:
         changed["shape"] = tuple(equation.params["shape"][axis] for axis in order)
-    return [Laid(made, order) for made in again(equation, given, **changed)]
+    return [Laid(result, order) for result in again(equation, arrays, **changed)]
 
 
 def _of_source(equation: Equation, operands: Operands, x: LazyBroadcast) -> Results:
@@ -332,15 +332,15 @@ def _of_source(equation: Equation, operands: Operands, x: LazyBroadcast) -> Resu
         return None
     inner = x.source.order
     sources = [each.source if isinstance(each, LazyBroadcast) else each for each in operands]
-    given = [each.lying(each.order) for each in sources]
+    arrays = [each.lying(each.order) for each in sources]
     if equation.primitive.name == "select_n":  # whose cases have one shape
         shape = x.source.lying(inner).shape
         cases = (
-            each if np.ndim(each) else lax.broadcast_in_dim(each, shape, ()) for each in given[1:]
+            each if np.ndim(each) else lax.broadcast_in_dim(each, shape, ()) for each in arrays[1:]
         )
-        given = [given[0], *cases]
-    (made,) = again(equation, given)
-    return [LazyBroadcast(Laid(made, inner), equation.outvars[0].aval.shape, x.axes)]
+        arrays = [arrays[0], *cases]
+    (result,) = again(equation, arrays)
+    return [LazyBroadcast(Laid(result, inner), equation.outvars[0].aval.shape, x.axes)]
 
 
 _ELEMENTWISE = """
@@ -362,22 +362,24 @@ def round_rows(equation: Equation, operands: Operands) -> Results:
 
 @rule("composite")
 def composite(equation: Equation, operands: Operands) -> Results:
-    name, told = kept.operation(equation)
+    name, params = kept.operation(equation)
     (x, *_) = operands
     if name == "mean":
-        if told["keepdims"]:
-            places = tuple(sorted(x.place(axis) for axis in told["axes"]))
-            made = kept.call(name, x.lying(x.order), axes=places, keepdims=True)
-            return [Laid(made, x.order)]
-        return _reduced(x, told["axes"], lambda y, at: kept.call(name, y, axes=at, keepdims=False))
-    if name in ("softmax", "log_softmax") and x.order[-1] == told["axis"]:
+        if params["keepdims"]:
+            axes = tuple(sorted(x.place(axis) for axis in params["axes"]))
+            array = kept.call(name, x.lying(x.order), axes=axes, keepdims=True)
+            return [Laid(array, x.order)]
+        return _reduced(
+            x, params["axes"], lambda y, at: kept.call(name, y, axes=at, keepdims=False)
+        )
+    if name in ("softmax", "log_softmax") and x.order[-1] == params["axis"]:
         return [Laid(kept.call(name, x.lying(x.order), axis=x.rank - 1), x.order)]
     if name not in kept.ELEMENTWISE:
         return None
     if isinstance(x, LazyBroadcast):
-        made = kept.call(name, x.source.lying(x.source.order), **told)
-        return [LazyBroadcast(Laid(made, x.source.order), x.shape, x.axes)]
-    return [Laid(kept.call(name, x.lying(x.order), **told), x.order)]
+        array = kept.call(name, x.source.lying(x.source.order), **params)
+        return [LazyBroadcast(Laid(array, x.source.order), x.shape, x.axes)]
+    return [Laid(kept.call(name, x.lying(x.order), **params), x.order)]
 
 
 @rule(*"reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or".split())
@@ -397,8 +399,8 @@ def _reduced(x: Laid, axes: Sequence[int], reduce: Callable[[Any, Any], Any]) ->
 def concatenate(equation: Equation, operands: Operands) -> Results:
     order = _common(operands)
     at = order.index(equation.params["dimension"])
-    (made,) = again(equation, [each.lying(order) for each in operands], dimension=at)
-    return [Laid(made, order)]
+    (joined,) = again(equation, [each.lying(order) for each in operands], dimension=at)
+    return [Laid(joined, order)]
 
 
 #: Parameters with an entry for each axis.
@@ -417,8 +419,8 @@ def by_axis(equation: Equation, operands: Operands) -> Results:
     for name in _BY_AXIS[equation.primitive.name].split():
         values = equation.params[name]
         moved[name] = None if values is None else tuple(values[axis] for axis in x.order)
-    (made,) = again(equation, [x.lying(x.order), *map(array_of, numbers)], **moved)
-    return [Laid(made, x.order)]
+    (result,) = again(equation, [x.lying(x.order), *map(array_of, numbers)], **moved)
+    return [Laid(result, x.order)]
 
 
 @rule("rev")
@@ -431,8 +433,8 @@ def rev(equation: Equation, operands: Operands) -> Results:
 @rule("split")
 def split(equation: Equation, operands: Operands) -> Results:
     (x,) = operands
-    made = again(equation, [x.lying(x.order)], axis=x.place(equation.params["axis"]))
-    return [Laid(each, x.order) for each in made]
+    parts = again(equation, [x.lying(x.order)], axis=x.place(equation.params["axis"]))
+    return [Laid(each, x.order) for each in parts]
 
 
 @rule("squeeze")
@@ -475,8 +477,8 @@ def _regrouped(x: Laid, old: Sequence[Any], new: Sequence[Any]) -> Results:
             return None  # the joined axes are not adjacent
         found.append((places[0], after))
     order = tuple(axis for _, after in sorted(found) for axis in after)
-    made = lax.reshape(x.lying(x.order), tuple(new[axis] for axis in order))
-    return [Laid(made, order)]
+    reshaped = lax.reshape(x.lying(x.order), tuple(new[axis] for axis in order))
+    return [Laid(reshaped, order)]
 
 
 def _groups(old: Sequence[Any], new: Sequence[Any]) -> list[tuple[list[int], list[int]]] | None:

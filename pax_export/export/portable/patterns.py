@@ -92,7 +92,7 @@ def _without_largest(graph: Producers, shifted: Atom, axis: int) -> Any:
 @pattern("div", "mul")
 def mean(graph: Producers, equation: Equation) -> Recognized | None:
     number, parts = scaled(graph, equation.outvars[0])
-    inner, places = graph.unspread(parts[0]) if len(parts) == 1 else (None, ())
+    inner, positions = graph.unspread(parts[0]) if len(parts) == 1 else (None, ())
     total = None if inner is None else graph.maker(inner, "reduce_sum")
     if total is None:
         return None
@@ -100,7 +100,7 @@ def mean(graph: Producers, equation: Equation) -> Recognized | None:
     left = tuple(axis for axis in range(x.aval.ndim) if axis not in axes)
     keepdims = equation.outvars[0].aval.ndim == x.aval.ndim
     thin = all(is_one(equation.outvars[0].aval.shape[axis]) for axis in axes) if keepdims else True
-    if not thin or places != (left if keepdims else tuple(range(len(left)))):
+    if not thin or positions != (left if keepdims else tuple(range(len(left)))):
         return None
     if not keepdims and equation.outvars[0].aval.ndim != len(left):
         return None
@@ -189,8 +189,8 @@ def layer_norm(graph: Producers, equation: Equation) -> Recognized | None:
         return None
     _, _, epsilon, scales = found
     vectors = (*scales, *([shift] if shift is not None else []))
-    told = {"epsilon": epsilon, "scaled": bool(scales), "shifted": shift is not None}
-    return Recognized("layer_norm", (x, *vectors), told)
+    attributes = {"epsilon": epsilon, "scaled": bool(scales), "shifted": shift is not None}
+    return Recognized("layer_norm", (x, *vectors), attributes)
 
 
 @pattern("mul")
@@ -322,8 +322,8 @@ def hard_sigmoid(graph: Producers, equation: Equation) -> Recognized | None:
 @pattern("mul")
 def hard_swish(graph: Producers, equation: Equation) -> Recognized | None:
     for x, gate in (equation.invars, equation.invars[::-1]):
-        made = graph.maker(gate, "div", "mul")
-        inner = None if made is None else hard_sigmoid(graph, made)
+        producer = graph.maker(gate, "div", "mul")
+        inner = None if producer is None else hard_sigmoid(graph, producer)
         if inner is not None and graph.same(inner.operands[0]) is graph.same(x):
             return Recognized("hard_swish", (x,), {})
     return None
@@ -404,7 +404,7 @@ def recognized(program: PortableProgram) -> PortableProgram:
         match = found.get(equation.outvars[0]) if equation.outvars else None
         if match is None:
             return bind_equation(with_bodies(equation, recognized), operands)
-        given = [each.val if is_literal(each) else values[each] for each in match.operands]
-        return [kept.call(match.name, *given, **match.attributes)]
+        arguments = [each.val if is_literal(each) else values[each] for each in match.operands]
+        return [kept.call(match.name, *arguments, **match.attributes)]
 
     return program.rebuilt(operate)
