@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 #: A `jax.tree_util.PyTreeDef`, which type checkers do not take for a class.
 TreeDef: TypeAlias = Any
@@ -24,6 +24,14 @@ if TYPE_CHECKING:
     AnyMesh: TypeAlias = Mesh | AbstractMesh
     #: A size of an array, or jax's symbolic size, which its own types count among integers.
     Size: TypeAlias = int
+
+    class Shaped(Protocol):
+        """An array, its type or its description."""
+
+        @property
+        def shape(self) -> tuple[Size, ...]: ...
+        @property
+        def dtype(self) -> Any: ...
 
     # jax's own classes; jax's types say nothing of the shape of a variable, and a program and its
     # jaxpr are one class since jax 0.12.
@@ -80,5 +88,5 @@ if TYPE_CHECKING:
     ClosedJaxpr: TypeAlias = Jaxpr | core.ClosedJaxpr
     TracedProgram: TypeAlias = ClosedJaxpr | core.Jaxpr
 else:
-    Array = ArrayLike = DTypeLike = PRNGKey = AnyMesh = Size = Any
+    Array = ArrayLike = DTypeLike = PRNGKey = AnyMesh = Size = Shaped = Any
     Aval = Var = Literal = Atom = Primitive = Equation = Jaxpr = ClosedJaxpr = TracedProgram = Any

@@ -27,12 +27,12 @@ def add_against(parser: argparse.ArgumentParser, purpose: str) -> None:
     add_method(parser, "the method of a signature; default: the one of its name, or __call__")
 
 
-def call_factory(place: str) -> Any:
+def call_factory(reference: str) -> Any:
     """Imports and calls the factory ``module:function``."""
-    module_name, colon, name = place.partition(":")
+    module_name, colon, name = reference.partition(":")
     if not (module_name and colon and name):
         raise InvalidArgumentError(
-            "The factory cannot be found.", got=place, write="package.module:function"
+            "The factory cannot be found.", got=reference, write="package.module:function"
         )
     sys.path.insert(0, "")  # as `python -m` does
     try:

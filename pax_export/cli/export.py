@@ -101,7 +101,7 @@ def _flag(name: str, how: Mapping[str, Any]) -> str:
 def _run_export(options: argparse.Namespace) -> int:
     targets = _formats_by_target()
     methods = _factory.parse_methods(options.method)
-    given = _factory.InputArguments(options.input, methods)
+    arguments = _factory.InputArguments(options.input, methods)
     write = import_function(
         targets[options.target].export
     )  # with jax.export, which others do not need
@@ -114,12 +114,12 @@ def _run_export(options: argparse.Namespace) -> int:
         print(cost, file=sys.stderr)
         chosen["quantization"] = cost
     if options.drawing:
-        chosen["card"] = _draw_model(model, given)
+        chosen["card"] = _draw_model(model, arguments)
     report = write(
         model,
         options.directory,
-        given.inputs,
-        kwargs=given.kwargs,
+        arguments.inputs,
+        kwargs=arguments.kwargs,
         methods=methods or None,
         validate=_VALIDATE[options.validate],
         overwrite=options.overwrite,
@@ -129,16 +129,16 @@ def _run_export(options: argparse.Namespace) -> int:
     return DONE
 
 
-def _draw_model(model: Any, given: _factory.InputArguments) -> Any:
+def _draw_model(model: Any, arguments: _factory.InputArguments) -> Any:
     from pax_export import inspection
 
-    if not isinstance(given.inputs, tuple):
+    if not isinstance(arguments.inputs, tuple):
         raise InvalidArgumentError(
             "Only a call of the model itself can be drawn.",
             got="--drawing with --method",
             write="--drawing without --method, or pax.inspection.draw in Python",
         )
-    return inspection.draw(model, *given.inputs, kwargs=given.kwargs)
+    return inspection.draw(model, *arguments.inputs, kwargs=arguments.kwargs)
 
 
 def _target_options(
@@ -146,16 +146,16 @@ def _target_options(
 ) -> dict[str, Any]:
     """The options that were given; each must be one of the target's."""
     own = _of_formats(targets)
-    given = {name: getattr(options, name) for name in own}
-    taken = inspect.signature(write).parameters
-    for name, value in given.items():
-        if value is not None and name not in taken:
+    values = {name: getattr(options, name) for name in own}
+    accepted = inspect.signature(write).parameters
+    for name, value in values.items():
+        if value is not None and name not in accepted:
             raise InvalidArgumentError(
                 "The target does not have this option.",
                 got=f"{_flag(name, own[name])} with --target {options.target}",
                 write=f"--target {' or '.join(_targets_with(name, targets))}",
             )
-    given |= {
+    values |= {
         "constraints": options.constraint or None,
         "state": options.state,
         "outputs": options.outputs,
@@ -167,7 +167,7 @@ def _target_options(
             got=f"--validate variables with --target {options.target}",
             write="--validate here, or --validate process",
         )
-    return {name: value for name, value in given.items() if value is not None}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _targets_with(option: str, targets: Mapping[str, Format]) -> list[str]:

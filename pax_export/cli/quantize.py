@@ -86,9 +86,9 @@ def _run_quantize(options: argparse.Namespace) -> int:
     from pax_export.quantization import quantize
     from pax_export.weights import save_weights
 
-    place = Path(options.file) if options.file else None
-    if place is not None:  # before any work; saving looks at the file itself
-        single_file.check(place, (lambda _: lambda name: True) if options.overwrite else None)
+    path = Path(options.file) if options.file else None
+    if path is not None:  # before any work; saving looks at the file itself
+        single_file.check(path, (lambda _: lambda name: True) if options.overwrite else None)
     batches = [_read_batch(file) for file in options.batch or ()]
     if options.runtime and not batches:
         raise InvalidArgumentError(
@@ -108,8 +108,8 @@ def _run_quantize(options: argparse.Namespace) -> int:
     )
     runtimes = {name: _run_in(name, net, small, batches) for name in options.runtime}
     report = dataclasses.replace(report, runtimes=runtimes)
-    if place is not None:
-        save_weights(small, place)
+    if path is not None:
+        save_weights(small, path)
     print_result(options, lambda: dataclasses.asdict(report), report)
     return DONE
 

@@ -49,8 +49,8 @@ def add(commands: Commands) -> None:
 
 def _call_export(options: argparse.Namespace) -> int:
     function, inputs = _load_function(Path(options.path), options.signature, options.trusted)
-    given = _read_inputs(options.input, inputs)
-    outputs = {name: np.asarray(value) for name, value in function(given).items()}
+    arrays = _read_inputs(options.input, inputs)
+    outputs = {name: np.asarray(value) for name, value in function(arrays).items()}
     if options.output:
         _save_outputs(Path(options.output), outputs)
     described = {
@@ -85,8 +85,8 @@ def _of_export(path: Path, key: str | None, trusted: bool) -> tuple[Function, di
     signature = model.signatures[_choose_signature(key, model.signatures)]
     info = signature.info
 
-    def call(given: Mapping[str, np.ndarray]) -> Mapping[str, Any]:
-        trees = {name: rebuild(tree, given.__getitem__) for name, tree in info.arguments.items()}
+    def call(arrays: Mapping[str, np.ndarray]) -> Mapping[str, Any]:
+        trees = {name: rebuild(tree, arrays.__getitem__) for name, tree in info.arguments.items()}
         outputs: dict[str, Any] = {}
         args = [trees.pop(name) for name in info.positional]
         collect(info.result, signature(*args, **trees), outputs, "the result")
@@ -112,9 +112,9 @@ def _of_foreign(path: Path, key: str | None, trusted: bool) -> tuple[Function, d
     signature = signatures[_choose_signature(key, signatures)]
     specs = signature.structured_input_signature[1]
 
-    def call(given: Mapping[str, np.ndarray]) -> Mapping[str, Any]:
+    def call(arrays: Mapping[str, np.ndarray]) -> Mapping[str, Any]:
         try:
-            outputs = signature(**{name: tf.constant(value) for name, value in given.items()})
+            outputs = signature(**{name: tf.constant(value) for name, value in arrays.items()})
         except (TypeError, ValueError, tf.errors.OpError) as error:
             raise InvalidArgumentError(
                 "The SavedModel cannot be called.", where=str(path), got=str(error)[:500]
@@ -176,16 +176,16 @@ def _save_outputs(file: Path, outputs: Mapping[str, np.ndarray]) -> None:
         name: value.astype(np.float32) if value.dtype.kind == "V" else value
         for name, value in outputs.items()
     }
-    place = Path(os.path.realpath(file))
-    if _holds_something_else(place):
+    path = Path(os.path.realpath(file))
+    if _holds_something_else(path):
         raise ExportPathError(
             "The path is not an archive of outputs by pax-export, so it is not replaced.",
             where=str(file),
-            got=f"a file that {overwrite_guard.read_beginning(place)}",
+            got=f"a file that {overwrite_guard.read_beginning(path)}",
             write="another path, or remove it yourself",
         )
     try:
-        with _stream_to(place) as stream:
+        with _stream_to(path) as stream:
             npz.write(stream, arrays)
     except OSError as error:
         raise ExportPathError(
@@ -194,15 +194,15 @@ def _save_outputs(file: Path, outputs: Mapping[str, np.ndarray]) -> None:
 
 
 @contextmanager
-def _stream_to(place: Path) -> Iterator[IO[bytes]]:
+def _stream_to(path: Path) -> Iterator[IO[bytes]]:
     """Opens a file that atomically replaces the old one; writes directly to pipes and devices."""
-    if unusual_type(place) or not place.parent.is_dir():
-        with place.open("wb") as stream:
+    if unusual_type(path) or not path.parent.is_dir():
+        with path.open("wb") as stream:
             yield stream
     else:
-        with single_file.replace_path(place, npz.recognize_npz) as file, file.open("wb") as stream:
+        with single_file.replace_path(path, npz.recognize_npz) as file, file.open("wb") as stream:
             yield stream
 
 
-def _holds_something_else(place: Path) -> bool:
-    return place.is_file() and place.stat().st_size > 0 and npz.recognize_npz(place) is None
+def _holds_something_else(path: Path) -> bool:
+    return path.is_file() and path.stat().st_size > 0 and npz.recognize_npz(path) is None

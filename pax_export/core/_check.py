@@ -17,7 +17,7 @@ import numpy as np
 
 from pax_export._foundations.errors import HiddenArrayError, SharedNodeError, StructureMismatchError
 from pax_export._foundations.jax import is_tracer
-from pax_export._foundations.types import Array, Aval, PyTree
+from pax_export._foundations.types import PyTree
 from pax_export.core._containers import is_dict, is_sequence
 from pax_export.core._declared import require_declared
 from pax_export.core._scopes import is_constructing
@@ -101,7 +101,7 @@ def _raise_shared(
     )
 
 
-def describe_array(array: Array | Aval | jax.ShapeDtypeStruct, with_value: bool = False) -> str:
+def describe_array(array: Any, with_value: bool = False) -> str:
     """An array, its aval or its spec in a few words, e.g. ``float32[2,3]``."""
     shape = ",".join(str(size) for size in getattr(array, "shape", ()))
     text = f"{getattr(array, 'dtype', type(array).__name__)}[{shape}]"

@@ -256,8 +256,8 @@ def _extend_beams(
     stop = rules.stop
     ways = max(len(stop.ids), 1 if stop.sequences or stop.strings else 0)
     candidates = beams * min(1 + ways, size)
-    total, place = jax.lax.top_k(totals, candidates)
-    beam, token = place // size, (place % size).astype(jnp.int32)
+    total, order = jax.lax.top_k(totals, candidates)
+    beam, token = order // size, (order % size).astype(jnp.int32)
     texts = jax.lax.dynamic_update_slice_in_dim(
         _of_beams(search.texts, beam), token[:, :, None], search.step, axis=2
     )
@@ -269,12 +269,12 @@ def _extend_beams(
     length = step.astype(jnp.float32)
     new = Beams(texts, jnp.full_like(token, step), new / length**rules.penalty)
     ended = _best_of_both(search.ended, Beams(*(x[:, :beams] for x in new)))
-    total, kept = jax.lax.top_k(jnp.where(ends, -jnp.inf, total), beams)
-    rows = jnp.arange(batch)[:, None] * beams + _of_beams(beam, kept)
+    total, best = jax.lax.top_k(jnp.where(ends, -jnp.inf, total), beams)
+    rows = jnp.arange(batch)[:, None] * beams + _of_beams(beam, best)
     cache = map_rows(lambda x, axis: jnp.take(x, rows.reshape(-1), axis), search.cache, axes)
     return _BeamSearch(
-        _of_beams(texts, kept),
-        _of_beams(token, kept),
+        _of_beams(texts, best),
+        _of_beams(token, best),
         total,
         ended,
         search.is_open & _goes_on(total, ended.scores, length, rules),
@@ -286,8 +286,8 @@ def _extend_beams(
 def _best_of_both(ended: Beams, new: Beams) -> Beams:
     """Returns the best of two sets of sequences, as many as the first set has."""
     tokens, lengths, scores = (jnp.concatenate(both, axis=1) for both in zip(ended, new))
-    scores, kept = jax.lax.top_k(scores, ended.scores.shape[1])
-    return Beams(_of_beams(tokens, kept), _of_beams(lengths, kept), scores)
+    scores, best = jax.lax.top_k(scores, ended.scores.shape[1])
+    return Beams(_of_beams(tokens, best), _of_beams(lengths, best), scores)
 
 
 def _goes_on(

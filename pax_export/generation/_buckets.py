@@ -130,12 +130,12 @@ def _cache_length(
     return wanted
 
 
-def cut_columns(made: jax.Array | None, count: int | None) -> Any:
+def cut_columns(columns: jax.Array | None, count: int | None) -> Any:
     """Returns the first `count` columns; None stays None."""
-    if made is None or count is None or made.shape[-1] == count:
-        return made
-    if not _is_at_hand(made):
-        return made[..., :count]
+    if columns is None or count is None or columns.shape[-1] == count:
+        return columns
+    if not _is_at_hand(columns):
+        return columns[..., :count]
     # jax compiles a slice for each size, which numpy does not.
-    where = made.sharding if made.committed else None
-    return jax.device_put(np.asarray(made)[..., :count], where)
+    where = columns.sharding if columns.committed else None
+    return jax.device_put(np.asarray(columns)[..., :count], where)

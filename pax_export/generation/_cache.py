@@ -56,12 +56,12 @@ def shapes_of_cache(
     An array of a fixed window keeps its size.
     """
     rows = batch if isinstance(batch, int) else 2
-    places = room if isinstance(room, int) else _LARGE
-    here = _shapes(lm, rows, places, dtype, **wishes)
-    more_rows = jax.tree.leaves(_shapes(lm, rows + 1, places, dtype, **wishes))
+    length = room if isinstance(room, int) else _LARGE
+    here = _shapes(lm, rows, length, dtype, **wishes)
+    more_rows = jax.tree.leaves(_shapes(lm, rows + 1, length, dtype, **wishes))
     more_room = more_rows
     if isinstance(room, str):
-        more_room = jax.tree.leaves(_shapes(lm, rows, places + 1, dtype, **wishes))
+        more_room = jax.tree.leaves(_shapes(lm, rows, length + 1, dtype, **wishes))
 
     def described(leaf: Array, rows: Array, longer: Array) -> Any:
         shape: list[int | str] = list(leaf.shape)

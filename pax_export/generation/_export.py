@@ -167,10 +167,12 @@ def export(
             "length": length, "cache_dtype": cache_dtype, "layers": layers, "sampler": sampler,
             "stop": stop, "pad": pad,
         }  # fmt: skip
-        said = {name: value for name, value in ours.items() if value != _DEFAULTS.get(name)}
+        options_of_functions = {
+            name: value for name, value in ours.items() if value != _DEFAULTS.get(name)
+        }
         return export_for_runtime(
             RUNTIMES[format], lm, path, tokenizer=tokenizer, max_length=max_length,
-            prompts=prompts, **said, **options,
+            prompts=prompts, **options_of_functions, **options,
         )  # fmt: skip
     checked_choice(format, (*FUNCTION_FORMATS, *RUNTIMES), "export: format")
     if tokenizer is not None:
@@ -207,10 +209,10 @@ def export(
     cache: dict[str, Any] = {"listed": listed}
     if format == "tflite" and _has_empty_store(lm, dtype):  # which LiteRT cannot return
         cache["rolling"] = False
-    made = _Served(lm, settings, count, dtype, batch, length, max_length, cache)
-    made.check_sizes(chosen)
+    served = _Served(lm, settings, count, dtype, batch, length, max_length, cache)
+    served.check_sizes(chosen)
     if options.get("validate", True) not in (False, "variables"):
-        options.setdefault("examples", made.examples(chosen, prompts))
+        options.setdefault("examples", served.examples(chosen, prompts))
     if format == "saved_model":
         options.setdefault("vjp_order", 0)  # no training through a cache
     options.setdefault("outputs", "model")  # the output cache is the next input
@@ -218,38 +220,38 @@ def export(
     return write(
         lm,
         path,
-        {key: made.inputs(key) for key in chosen},
-        methods={key: made.method(key) for key in chosen},
+        {key: served.inputs(key) for key in chosen},
+        methods={key: served.method(key) for key in chosen},
         **options,
     )
 
 
-def _signatures(given: Sequence[str] | None, format: str) -> tuple[str, ...]:
+def _signatures(signatures: Sequence[str] | None, format: str) -> tuple[str, ...]:
     one = format == "onnx"
-    if given is None:
+    if signatures is None:
         return SIGNATURES[:1] if one else SIGNATURES
-    given = as_strings("signatures", given, f"signatures={SIGNATURES}")
-    unknown = [key for key in given if key not in SIGNATURES]
-    if unknown or not given:
+    signatures = as_strings("signatures", signatures, f"signatures={SIGNATURES}")
+    unknown = [key for key in signatures if key not in SIGNATURES]
+    if unknown or not signatures:
         raise InvalidArgumentError(
             "The functions of a language model are prefill, decode and generate.",
             where="export: signatures",
-            got=repr(unknown[0] if unknown else given),
+            got=repr(unknown[0] if unknown else signatures),
             write=f"signatures={SIGNATURES}",
         )
-    if one and len(given) > 1:
+    if one and len(signatures) > 1:
         raise InvalidArgumentError(
             "An ONNX file holds one function.",
             where="export: signatures",
-            got=repr(given),
+            got=repr(signatures),
             write='signatures=["prefill"], which with one token per row is equivalent to '
             "decode; and another file for generate",
         )
-    return given
+    return signatures
 
 
-def _checked_size(name: str, given: int | str | None) -> int | str:
-    return given if isinstance(given, str) else checked_count(given, name, f"export: {name}")
+def _checked_size(name: str, size: int | str | None) -> int | str:
+    return size if isinstance(size, str) else checked_count(size, name, f"export: {name}")
 
 
 def _in_form(lm: LanguageModel, layers: str | None, format: str) -> tuple[Any, bool]:
@@ -284,9 +286,9 @@ def _fill_cache(cache: Cache, room: int, coming: int) -> list[Any]:
     lengths = getattr(cache, "lengths", None)
     if lengths is None or not hasattr(cache, "with_lengths"):
         return []
-    held = [end - coming for end in (room // 2, room) if end - coming > np.max(lengths)]
-    made = [cache.with_lengths(np.full(np.shape(lengths), count, np.int32)) for count in held]
-    return [jax.tree.map(np.asarray, each) for each in made]
+    counts = [end - coming for end in (room // 2, room) if end - coming > np.max(lengths)]
+    caches = [cache.with_lengths(np.full(np.shape(lengths), count, np.int32)) for count in counts]
+    return [jax.tree.map(np.asarray, each) for each in caches]
 
 
 @dataclass
@@ -413,8 +415,8 @@ class _Served:
         logits: Any = None
         for part, here in self._parts(tokens, lengths):
             calls["prefill"].append((part, here, cache))
-            made, cache = prefill(part, here, cache)
-            logits = made if logits is None else np.where((here > 0)[:, None], made, logits)
+            outputs, cache = prefill(part, here, cache)
+            logits = outputs if logits is None else np.where((here > 0)[:, None], outputs, logits)
         for step in range(min(_STEPS, room - longest)):
             token = np.argmax(logits, -1).astype(np.int32)
             token[0] = -1 if step == 1 and rows > 1 else token[0]
@@ -430,8 +432,8 @@ class _Served:
         calls["decode"] += [(part[:, 0], each) for each in _fill_cache(cache, room, 1)]
 
     def _run(self, function: Callable[..., Any], *inputs: PyTree) -> tuple[np.ndarray, Any]:
-        made = jax.tree.map(np.asarray, function(self.lm, *inputs))
-        return made["logits"], made["cache"]
+        results = jax.tree.map(np.asarray, function(self.lm, *inputs))
+        return results["logits"], results["cache"]
 
     def _prompts(self, prompts: Prompts | None) -> tuple[np.ndarray, np.ndarray]:
         rows: Any = prompts

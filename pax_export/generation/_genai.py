@@ -62,11 +62,11 @@ def _read_logits(
     stores = [each["key"] for each in past_key_values], [each["value"] for each in past_key_values]
     with jax.enable_x64(False):
         # Rows may be padded on the left: the first token that is meant is at position 0.
-        held = jnp.where(mask > 0, jnp.cumsum(mask, 1) - 1, -1)
-        positions = jnp.maximum(held[:, mask.shape[1] - ids.shape[1] :], 0)
+        indices = jnp.where(mask > 0, jnp.cumsum(mask, 1) - 1, -1)
+        positions = jnp.maximum(indices[:, mask.shape[1] - ids.shape[1] :], 0)
         reading = FusedReading if is_fused(lm) else PlacedReading
         logits, keys, values = read_placed(
-            lm, ids, stores, lambda config: reading(config, positions, held, _append)
+            lm, ids, stores, lambda config: reading(config, positions, indices, _append)
         )
     present = [{"key": key, "value": value} for key, value in zip(keys, values)]
     return {"logits": logits.astype(jnp.float32), "present": present}
@@ -88,10 +88,10 @@ def _check(job: Job) -> None:
         )
 
 
-def _write(job: Job, place: Path) -> Report:
+def _write(job: Job, path: Path) -> Report:
     lm, config = job.listed(), job.lm.config
     spec = exporters.spec
-    (place / _MODEL).parent.mkdir()
+    (path / _MODEL).parent.mkdir()
     # Ids are int64, as in other exporters; all other arrays keep their dtype. transformers.js makes
     # an empty cache from the names of its axes, of which it knows `batch_size` only.
     with jax.enable_x64(True):
@@ -103,11 +103,11 @@ def _write(job: Job, place: Path) -> Report:
             [{"key": store, "value": store} for _ in range(config.num_layers)],
         )
         report = exporters.to_onnx(
-            lm, place / _MODEL, {"serving_default": inputs},
+            lm, path / _MODEL, {"serving_default": inputs},
             methods={"serving_default": _read_logits}, validate=False, card=False, outputs="model",
             accuracy_level=job.accuracy_level, constraints=("total >= length",),
         )  # fmt: skip
-    embedded.remove_report(place / _MODEL)
+    embedded.remove_report(path / _MODEL)
     files = {
         "genai_config.json": json_file(_genai_config(job)),
         "config.json": json_file(_config(job)),
@@ -115,7 +115,7 @@ def _write(job: Job, place: Path) -> Report:
         **_tokenizer_files(job),
     }
     for name, content in files.items():
-        (place / name).write_bytes(content)
+        (path / name).write_bytes(content)
     return replace(report, model=type(job.lm).__name__)
 
 
@@ -141,10 +141,10 @@ def _write_whitespace(template: str) -> str:
 
 
 def _genai_config(job: Job) -> dict[str, Any]:
-    config, said = job.lm.config, job.lm.config.generation
+    config, defaults = job.lm.config, job.lm.config.generation
     stop = list(job.stop)
     names = {f"past_{each}_names": f"past_key_values.%d.{each}" for each in ("key", "value")}
-    given = {f"present_{each}_names": f"present.%d.{each}" for each in ("key", "value")}
+    outputs = {f"present_{each}_names": f"present.%d.{each}" for each in ("key", "value")}
     ids = job.ids | {"eos_token_id": (stop[0] if len(stop) == 1 else stop) or None}
     pad = job.pad if job.pad is not None else (stop or [0])[0]
     return {
@@ -163,7 +163,7 @@ def _genai_config(job: Job) -> dict[str, Any]:
                 "num_hidden_layers": config.num_layers,
                 "num_key_value_heads": config.num_kv_heads,
                 "inputs": {"input_ids": "input_ids", "attention_mask": "attention_mask", **names},
-                "outputs": {"logits": "logits", **given},
+                "outputs": {"logits": "logits", **outputs},
             },
         },
         "search": {
@@ -173,11 +173,11 @@ def _genai_config(job: Job) -> dict[str, Any]:
             "num_return_sequences": 1,
             # Kernels write new keys and values into the buffer, which has all places at once.
             "past_present_share_buffer": is_fused(job.lm),
-            "do_sample": said.do_sample,
-            "temperature": said.temperature or 1.0,
-            "top_k": said.top_k if said.do_sample else 1,
-            "top_p": said.top_p,
-            "repetition_penalty": said.repetition_penalty,
+            "do_sample": defaults.do_sample,
+            "temperature": defaults.temperature or 1.0,
+            "top_k": defaults.top_k if defaults.do_sample else 1,
+            "top_p": defaults.top_p,
+            "repetition_penalty": defaults.repetition_penalty,
         },
     }
 
@@ -185,16 +185,16 @@ def _genai_config(job: Job) -> dict[str, Any]:
 def _config(job: Job) -> dict[str, Any]:
     config = job.lm.config
     try:
-        made = hf_config(config, job.where)
+        content = hf_config(config, job.where)
     except InvalidArgumentError:  # onnxruntime runs it all the same
-        made = {
+        content = {
             "model_type": "llama", "vocab_size": config.vocab_size, "hidden_size": config.dim,
             "num_hidden_layers": config.num_layers, "num_attention_heads": config.num_heads,
             "num_key_value_heads": config.num_kv_heads, "head_dim": config.head_size,
             "max_position_embeddings": config.max_positions,
         }  # fmt: skip
-    made |= {name: value for name, value in job.ids.items() if value is not None}
-    return made | {"transformers.js_config": {"dtype": "fp32"}}
+    content |= {name: value for name, value in job.ids.items() if value is not None}
+    return content | {"transformers.js_config": {"dtype": "fp32"}}
 
 
 def _check_texts(job: Job, title: str, calls: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
@@ -212,8 +212,8 @@ def _asked(job: Job, calls: Mapping[str, Any]) -> dict[str, Any]:
     return {**calls, "messages": json.dumps(HELLO) if has_template else None}
 
 
-def _run(job: Job, place: Path, calls: Mapping[str, Any], seconds: float) -> list[list[int]]:
-    theirs = run_runtime(GENAI, place, _asked(job, calls), seconds)
+def _run(job: Job, path: Path, calls: Mapping[str, Any], seconds: float) -> list[list[int]]:
+    theirs = run_runtime(GENAI, path, _asked(job, calls), seconds)
     _check_texts(job, GENAI.title, calls, theirs)
     return theirs["prompts"]
 
@@ -233,8 +233,8 @@ def _find_transformers_js() -> None:
         )
 
 
-def _run_in_node(job: Job, place: Path, calls: Mapping[str, Any], seconds: float) -> list[Any]:
-    theirs = run_runtime(TRANSFORMERS_JS, place, _asked(job, calls), seconds)
+def _run_in_node(job: Job, path: Path, calls: Mapping[str, Any], seconds: float) -> list[Any]:
+    theirs = run_runtime(TRANSFORMERS_JS, path, _asked(job, calls), seconds)
     _check_texts(job, TRANSFORMERS_JS.title, calls, theirs)
     return [up_to_stop(each, job.stop) for each in (*theirs["prompts"], *theirs["batch"])]
 
@@ -271,8 +271,8 @@ class FusedReading(PlacedReading):
         found = super().angles(kind)
         if found is not None and ("angles", kind) not in self._kept:
             tables = [each.reshape((-1, each.shape[-1])) for each in found]
-            places = jnp.arange(tables[0].shape[0]).reshape(self.positions.shape)
-            self._kept["angles", kind] = places, *tables
+            rows = jnp.arange(tables[0].shape[0]).reshape(self.positions.shape)
+            self._kept["angles", kind] = rows, *tables
         return self._kept.get(("angles", kind))
 
     def projected(self, attention: PyTree, x: Array, kind: LayerKind) -> tuple:
@@ -325,24 +325,24 @@ def _find_chromium() -> None:
     browser.check(_PURPOSE)
 
 
-def _write_page(job: Job, place: Path) -> Report | Mapping[str, Any]:
-    report = GENAI.write(job, place)
+def _write_page(job: Job, path: Path) -> Report | Mapping[str, Any]:
+    report = GENAI.write(job, path)
     assert job.tokenizer is not None
     about = {"template": job.tokenizer.chat_template, "specialTokens": job.tokenizer.special_tokens}
-    data = [each.relative_to(place).as_posix() for each in sorted(place.glob("onnx/*.data"))]
+    data = [each.relative_to(path).as_posix() for each in sorted(path.glob("onnx/*.data"))]
     module = _file("model.js").replace(" = {};\n", f" = {json.dumps(about)};\n", 1)
     module = module.replace("DATA", json.dumps(data), 1)
     title = type(job.lm).__name__
-    write_page(place, title, module, _file("model.d.ts"), page_js=_file("page.js"))
-    copy_packages(place, _PACKAGES)
+    write_page(path, title, module, _file("model.d.ts"), page_js=_file("page.js"))
+    copy_packages(path, _PACKAGES)
     return report
 
 
 def _run_in_browser(
-    job: Job, place: Path, calls: Mapping[str, Any], seconds: float
+    job: Job, path: Path, calls: Mapping[str, Any], seconds: float
 ) -> list[list[int]]:
     assert job.tokenizer is not None
-    with browser.opened(place, _file("answer.js"), seconds=seconds) as ask:
+    with browser.opened(path, _file("answer.js"), seconds=seconds) as ask:
         for text in calls["texts"]:
             ids = job.tokenizer.encode(text)
             own = [ids, job.tokenizer.decode(ids, skip_special_tokens=True)]

@@ -13,7 +13,7 @@ from pax_export._foundations.types import DTypeLike, PRNGKey
 from pax_export.generation._buckets import BucketSizes, bucket_sizes, cut_columns
 from pax_export.generation._foreign_keywords import KEYWORDS, explain_keywords
 from pax_export.generation._programs import (
-    Made,
+    GeneratedArrays,
     Stream,
     run_prefill,
     run_to_end,
@@ -156,11 +156,11 @@ def stream(
         4
 
     """
-    given = make_request(
+    request = make_request(
         "generate.stream", lm, tokens, lengths, mask, max_new_tokens, sampler, key, stop,
         tokenizer, pad, False, cache, max_length, cache_dtype, prefill_chunk,
     )  # fmt: skip
-    return given.stream()
+    return request.stream()
 
 
 @WithStream.of(stream)
@@ -247,15 +247,17 @@ def generate(
         [[4, 5, 6, 7], [6, 7, 0, 0]]
 
     """
-    given = make_request(
+    request = make_request(
         "generate", lm, tokens, lengths, mask, max_new_tokens, sampler, key, stop,
         tokenizer, pad, log_probs, cache, max_length, cache_dtype, prefill_chunk,
     )  # fmt: skip
-    columns, made, said, state = given.at_once() if given.ends is None else given.by_steps()
+    columns, counts, log_probs_of, state = (
+        request.at_once() if request.ends is None else request.by_steps()
+    )
     if not log_probs and not return_cache:
         return columns
-    kept = settled(given.operands[0], state) if return_cache else None
-    return Generated(columns, made, said, kept)
+    cache_after = settled(request.operands[0], state) if return_cache else None
+    return Generated(columns, counts, log_probs_of, cache_after)
 
 
 class GenerationRequest(NamedTuple):
@@ -273,16 +275,16 @@ class GenerationRequest(NamedTuple):
             self.operands, self.settings, self.new, self.sizes.room, self.dtype, self.ends
         )
 
-    def at_once(self) -> Made:
+    def at_once(self) -> GeneratedArrays:
         """Returns all tokens, by two programs."""
         lm, settings, sizes = self.operands[0], self.settings, self.sizes
         state = run_prefill(*self.operands, settings=settings, room=sizes.room, dtype=self.dtype)
-        tokens, lengths, said, state = run_to_end(
+        tokens, lengths, log_probs, state = run_to_end(
             lm, *without_cache(state), sizes.limit, settings=settings, count=sizes.places
         )
-        return cut_columns(tokens, sizes.limit), lengths, cut_columns(said, sizes.limit), state
+        return cut_columns(tokens, sizes.limit), lengths, cut_columns(log_probs, sizes.limit), state
 
-    def by_steps(self) -> Made:
+    def by_steps(self) -> GeneratedArrays:
         """The same token by token, where somebody looks at each."""
         stream, states = self.stream(), []
         state: Any = None
@@ -292,12 +294,12 @@ class GenerationRequest(NamedTuple):
         behind = self.new - len(states)
 
         def columns(name: str, fill: float) -> jax.Array:
-            made = np.stack([getattr(state, name) for state in states], axis=1)
-            return jax.device_put(np.pad(made, ((0, 0), (0, behind)), constant_values=fill))
+            stacked = np.stack([getattr(state, name) for state in states], axis=1)
+            return jax.device_put(np.pad(stacked, ((0, 0), (0, behind)), constant_values=fill))
 
-        said = columns("log_prob", 0.0) if self.settings.log_probs else None
+        log_probs = columns("log_prob", 0.0) if self.settings.log_probs else None
         lengths = columns("alive", False).sum(axis=1, dtype=np.int32)
-        return columns("token", self.settings.pad), lengths, said, state
+        return columns("token", self.settings.pad), lengths, log_probs, state
 
 
 def make_request(

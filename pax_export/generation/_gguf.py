@@ -83,14 +83,14 @@ def _tensors(job: Job) -> list[WrittenTensor]:
     return file_tensors(job.lm, pieces, job.lm.config.norm_offset, f"{job.where}: lm")
 
 
-def _write(job: Job, place: Path) -> dict[str, Any]:
+def _write(job: Job, path: Path) -> dict[str, Any]:
     gguf: Any = require("gguf", "adopt", _PURPOSE)
     config = config_of_gguf(job.lm.config)
     metadata = gguf_metadata(config, job.where) | _vocabulary(job)
     if config.positions != "learned":  # whose table has a row for each
         # The context that is offered; the positions of the training may be more.
         metadata[f"{config.family}.context_length"] = job.room
-    writer = gguf.GGUFWriter(place, config.family)
+    writer = gguf.GGUFWriter(path, config.family)
     writer.add_string(_MARK, "1")
     for name, value in metadata.items():
         if name != "general.architecture":
@@ -115,12 +115,12 @@ def _write(job: Job, place: Path) -> dict[str, Any]:
     for each in tensors:
         writer.write_tensor_data(_blocks(each) if each.form else _add_floats(gguf, each))
     writer.close()
-    made: dict[str, Any] = {"architecture": config.family}
+    fields: dict[str, Any] = {"architecture": config.family}
     if not bits:
-        return made
-    _compare(gguf, job, tensors, place)
+        return fields
+    _compare(gguf, job, tensors, path)
     count = sum(each.form is not None for each in tensors)
-    return made | {"quantized": {"weights": count, "bits": sorted(bits)}}
+    return fields | {"quantized": {"weights": count, "bits": sorted(bits)}}
 
 
 class _GgufTensor(NamedTuple):
@@ -173,13 +173,13 @@ def _minima(tensor: WrittenTensor, scales: np.ndarray) -> np.ndarray:
     return ((-8.0 - tensor.zeros()) * scales.astype(np.float32)).astype(np.float16)
 
 
-def _compare(gguf: Any, job: Job, tensors: Iterable[WrittenTensor], place: Path) -> None:
+def _compare(gguf: Any, job: Job, tensors: Iterable[WrittenTensor], path: Path) -> None:
     """Reads the file with the package gguf, and compares the integers and scales of its blocks.
 
     Raises:
         ValidationError: the file has different ones.
     """
-    found = {each.name: each for each in gguf.GGUFReader(place).tensors}
+    found = {each.name: each for each in gguf.GGUFReader(path).tensors}
     for each in tensors:
         if each.form is None:
             continue
@@ -266,25 +266,25 @@ def _candidates(job: Job, tokenizer: Tokenizer) -> Iterator[dict[str, Any]]:
         word = tokenizer.id_to_token(number)
         kinds.append(_UNUSED if word is None else _tensor_type(word, special, unknown, model))
         words.append(f"[PAD{number}]" if word is None else word)
-    made: dict[str, Any] = {"tokens": words, "token_type": kinds}
+    fields: dict[str, Any] = {"tokens": words, "token_type": kinds}
     ids = {"bos": job.begin, **_ends(job), "padding": job.pad}
     ids["unknown"] = None if unknown is None else tokenizer.token_to_id(unknown)
-    made |= {f"{name}_token_id": value for name, value in ids.items() if value is not None}
+    fields |= {f"{name}_token_id": value for name, value in ids.items() if value is not None}
     plain, added = tokenizer.encode("a", False), tokenizer.encode("a")
-    made["add_bos_token"] = len(added) > len(plain) and added[0] == job.begin
-    made["add_eos_token"] = len(added) > len(plain) and added[-1] in job.stop
+    fields["add_bos_token"] = len(added) > len(plain) and added[0] == job.begin
+    fields["add_eos_token"] = len(added) > len(plain) and added[-1] in job.stop
     template = {f"tokenizer.chat_template{'' if name == 'default' else f'.{name}'}": text
                 for name, text in tokenizer.chat_templates.items() if text}  # fmt: skip
     of_bytes = {"model": "gpt2", "merges": [" ".join(pair) for pair in merges]}
     for pre in CUTS:
-        yield _tensor_names({**made, **of_bytes, "pre": pre}) | template
+        yield _tensor_names({**fields, **of_bytes, "pre": pre}) | template
     ranks: dict[str, int] = {}
     for rank, pair in enumerate(merges):
         ranks.setdefault("".join(pair), rank)
     scores = [-float(ranks[word]) if word in ranks else -1e6 for word in words]
     for prefix in (True, False):
         own = {"model": "llama", "scores": scores, "add_space_prefix": prefix}
-        yield _tensor_names({**made, **own}) | template
+        yield _tensor_names({**fields, **own}) | template
 
 
 #: The ids at which llama.cpp ends a text.
@@ -312,11 +312,11 @@ def _tensor_type(word: str, special: Mapping[str, bool], unknown: str | None, mo
     return _BYTE if is_byte and model.get("byte_fallback") else _NORMAL
 
 
-def _run(job: Job, place: Path, calls: Mapping[str, Any], seconds: float) -> list[list[int]]:
+def _run(job: Job, path: Path, calls: Mapping[str, Any], seconds: float) -> list[list[int]]:
     assert job.tokenizer is not None
     own = chat_prompt(job) if job.tokenizer.chat_template else ""
     fits = own and len(job.tokenizer.encode(own)) + 1 < job.room
-    theirs = run_runtime(GGUF, place, {**calls, "messages": HELLO if fits else None}, seconds)
+    theirs = run_runtime(GGUF, path, {**calls, "messages": HELLO if fits else None}, seconds)
     if fits:  # it leaves out the beginning that its tokenizer adds
         begin = job.tokenizer.special_tokens["bos_token"] if job.begins else ""
         found = theirs["conversation"].removeprefix(begin)

@@ -101,23 +101,25 @@ def compare_tokens(
     ours: list[list[int]] = []
     ties: list[str] = []
     equal = total = 0
-    for row, (prompt, said) in enumerate(zip(prompts, theirs)):
-        text, said = (said, _encoded(job, said)) if isinstance(said, str) else (None, said)
-        choices = choose(prompt, said[:steps])
-        if text is not None and not all(each.is_said for each in choices):
+    for row, (prompt, answer) in enumerate(zip(prompts, theirs)):
+        text, answer = (
+            (answer, _encoded(job, answer)) if isinstance(answer, str) else (None, answer)
+        )
+        choices = choose(prompt, answer[:steps])
+        if text is not None and not all(each.is_theirs for each in choices):
             # A text may be of other ids than the tokenizer makes of it.
             ours = ours or _greedy_tokens(job, prompts, steps)
-            said = _ids_of(job, ours[row], text)
-            choices = choose(prompt, said[:steps])
-        past = [at for at, each in enumerate(said[: steps - 1]) if each in job.stop]
-        if past and past[0] + 1 < len(said):
+            answer = _ids_of(job, ours[row], text)
+            choices = choose(prompt, answer[:steps])
+        past = [at for at, each in enumerate(answer[: steps - 1]) if each in job.stop]
+        if past and past[0] + 1 < len(answer):
             raise ValidationError(
                 f"{title} continues a text behind a stop token.",
                 where=f"{job.where}: prompt {row}, token {past[0]}",
-                got=f"{said[past[0] : past[0] + 4]}, where {job.stop} are stops",
+                got=f"{answer[past[0] : past[0] + 4]}, where {job.stop} are stops",
                 write="validate=False to look at the export all the same, and please report it",
             )
-        others = [at for at, each in enumerate(choices) if not each.is_said]
+        others = [at for at, each in enumerate(choices) if not each.is_theirs]
         for at in others:
             distance, largest = choices[at].distance, choices[at].largest
             bound = (_TIE if _is_wide(job) else _COARSE_TIE) * max(1.0, largest)
@@ -126,8 +128,8 @@ def compare_tokens(
                 raise ValidationError(
                     f"{title} continues a prompt differently from jax.",
                     where=f"{job.where}: prompt {row}, token {at}",
-                    got=f"{said[at : at + 4]}, jax: {own}; the logits differ by {distance:.3g}, of "
-                    f"{largest:.3g}",
+                    got=f"{answer[at : at + 4]}, jax: {own}; the logits differ by {distance:.3g}, "
+                    f"of {largest:.3g}",
                     write="validate=False to look at the export all the same, and please report it",
                 )
             ties.append(
@@ -145,13 +147,13 @@ class _ComparedToken(NamedTuple):
 
     Attributes:
         token: jax's.
-        is_said: whether it is the runtime's, too, or both end.
+        is_theirs: whether it is the runtime's, too, or both end.
         distance: the difference of the largest logit from that of the runtime's token.
         largest: the largest absolute value of a logit.
     """
 
     token: int
-    is_said: bool
+    is_theirs: bool
     distance: float
     largest: float
 
@@ -169,19 +171,19 @@ def _make_chooser(
         ends = logits[:, stop].max(1, initial=-jnp.inf)
         return logits.argmax(1), logits.max(1), jnp.abs(logits).max(1), theirs, ends
 
-    def choose(prompt: Sequence[int], said: Sequence[int]) -> list[_ComparedToken]:
+    def choose(prompt: Sequence[int], answer: Sequence[int]) -> list[_ComparedToken]:
         tokens = np.zeros(longest + steps + 1, np.int32)
-        tokens[: len(prompt) + len(said)] = [*prompt, *said]
+        tokens[: len(prompt) + len(answer)] = [*prompt, *answer]
         columns = (np.asarray(each) for each in read(job.lm, tokens[:-1], tokens[1:]))
         rows = list(zip(*(each[len(prompt) - 1 :].tolist() for each in columns)))
-        made = [
+        compared = [
             _ComparedToken(token, token == each, most - theirs, largest)
-            for each, (token, most, largest, theirs, _) in zip(said, rows)
+            for each, (token, most, largest, theirs, _) in zip(answer, rows)
         ]
-        if len(said) < steps and not np.isin(said[-1:], stop).any():  # a stop may be left out
-            token, most, largest, _, ends = rows[len(said)]
-            made.append(_ComparedToken(token, token in stop, most - ends, largest))
-        return made
+        if len(answer) < steps and not np.isin(answer[-1:], stop).any():  # a stop may be left out
+            token, most, largest, _, ends = rows[len(answer)]
+            compared.append(_ComparedToken(token, token in stop, most - ends, largest))
+        return compared
 
     return choose
 

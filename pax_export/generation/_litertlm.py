@@ -44,7 +44,7 @@ _PREFILLS = (8, 64, 512)
 def _call_decoder(lm: Decoder, tokens: Array, input_pos: Array, stores: Stores, last: bool) -> Any:
     """Runs one call; padding after the valid tokens has positions that do not increase."""
     room, count = stores[0][0].shape[2], tokens.shape[1]
-    held = jnp.arange(room, dtype=jnp.int32)[None]
+    positions = jnp.arange(room, dtype=jnp.int32)[None]
     begin = input_pos[0]
     steps = jnp.arange(count, dtype=jnp.int32)
     meant = jnp.sum(jnp.cumprod((input_pos == begin + steps).astype(jnp.int32)))
@@ -60,7 +60,7 @@ def _call_decoder(lm: Decoder, tokens: Array, input_pos: Array, stores: Stores, 
 
     return read_placed(
         lm, tokens, stores,
-        lambda config: PlacedReading(config, input_pos[None], held, put), last,
+        lambda config: PlacedReading(config, input_pos[None], positions, put), last,
     )  # fmt: skip
 
 
@@ -68,11 +68,11 @@ def _method(layers: int, with_logits: bool) -> Any:
     names = [f"kv_cache_{kind}_{i}" for kind in "kv" for i in range(layers)]
 
     def call(lm: Decoder, tokens: Array, input_pos: Array, **caches: Array) -> dict[str, Any]:
-        held = [caches[name] for name in names]
-        stores = held[:layers], held[layers:]
+        arrays = [caches[name] for name in names]
+        stores = arrays[:layers], arrays[layers:]
         logits, keys, values = _call_decoder(lm, tokens, input_pos, stores, with_logits)
-        made: dict[str, Any] = dict(zip(names, (*keys, *values)))
-        return made | {"logits": logits.astype(jnp.float32)} if with_logits else made
+        outputs: dict[str, Any] = dict(zip(names, (*keys, *values)))
+        return outputs | {"logits": logits.astype(jnp.float32)} if with_logits else outputs
 
     return call
 
@@ -95,7 +95,7 @@ def _check(job: Job) -> None:
         )
 
 
-def _write(job: Job, place: Path) -> dict[str, Any]:
+def _write(job: Job, path: Path) -> dict[str, Any]:
     lm, config, spec = job.listed(), job.lm.config, exporters.spec
     store = spec((1, config.num_kv_heads, job.room, config.head_size), "float32")
     caches = {f"kv_cache_{kind}_{i}": store for kind in "kv" for i in range(config.num_layers)}
@@ -111,7 +111,7 @@ def _write(job: Job, place: Path) -> dict[str, Any]:
             validate=False, card=False, outputs="model", accuracy_level=job.accuracy_level,
         )  # fmt: skip
         embedded.remove_report(model)
-        _write_container(job, place, model)
+        _write_container(job, path, model)
     quantized = {name: report.details[name] for name in ("quantized",) if name in report.details}
     return {"signatures": sorted(sizes), **quantized}
 
@@ -119,7 +119,7 @@ def _write(job: Job, place: Path) -> dict[str, Any]:
 # --- the container ----------------------------------------------------------------------------
 
 
-def _write_container(job: Job, place: Path, model: Path) -> None:
+def _write_container(job: Job, path: Path, model: Path) -> None:
     assert job.tokenizer is not None
     content = job.tokenizer.json()
     packed = struct.pack("<Q", len(content)) + zlib.compress(content, 9)
@@ -129,16 +129,16 @@ def _write_container(job: Job, place: Path, model: Path) -> None:
         (_TFLITE, "tf_lite_prefill_decode", model),
     ]
     listed = []
-    with place.open("wb") as out:
-        for kind, role, held in sections:
+    with path.open("wb") as out:
+        for kind, role, section in sections:
             out.seek(-(-max(out.tell(), _BLOCK) // _BLOCK) * _BLOCK)
             begin = out.tell()
-            if isinstance(held, Path):
-                with held.open("rb") as file:
+            if isinstance(section, Path):
+                with section.open("rb") as file:
                     while piece := file.read(1 << 24):
                         out.write(piece)
             else:
-                out.write(held)
+                out.write(section)
             listed.append((kind, role, begin, out.tell()))
         head = _write_header(listed)
         out.seek(0)
@@ -170,8 +170,8 @@ def _write_header(sections: list[tuple[int, str, int, int]]) -> bytes:
     objects = []
     for kind, role, begin, end in sections:
         items = vector([pair("model_type", role)] if role else [])
-        places = [(1, "Uint64", begin), (2, "Uint64", end), (3, "Uint8", kind)]
-        objects.append(table([(0, "UOffsetTRelative", items), *places]))
+        pairs = [(1, "Uint64", begin), (2, "Uint64", end), (3, "Uint8", kind)]
+        objects.append(table([(0, "UOffsetTRelative", items), *pairs]))
     system = table([(0, "UOffsetTRelative", vector([pair("author", _MARK)]))])
     listed = table([(0, "UOffsetTRelative", vector(objects))])
     builder.Finish(table([(0, "UOffsetTRelative", system), (1, "UOffsetTRelative", listed)]))
@@ -233,11 +233,11 @@ def _template(job: Job) -> str:
     return named + _TEXTS_OF_PARTS + job.tokenizer.chat_template
 
 
-def _run(job: Job, place: Path, calls: Mapping[str, Any], seconds: float) -> list[str]:
+def _run(job: Job, path: Path, calls: Mapping[str, Any], seconds: float) -> list[str]:
     assert job.tokenizer is not None
     has_template = bool(job.tokenizer.chat_template)
     asked = {**calls, "message": HELLO[0] if has_template else None}
-    theirs = run_runtime(LITERTLM, place, asked, seconds)
+    theirs = run_runtime(LITERTLM, path, asked, seconds)
     if has_template:
         begin = job.tokenizer.special_tokens["bos_token"] if job.begins else ""
         own = chat_prompt(job).removeprefix(begin)

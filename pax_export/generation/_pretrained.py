@@ -85,9 +85,9 @@ def from_pretrained(
     else:
         tokenizer, lm = Tokenizer.from_pretrained(where), Decoder.from_pretrained(where, **options)
     check_fits(tokenizer, lm.config.vocab_size, "from_pretrained")
-    said = lm.config.generation
-    if not said.stop and tokenizer.stop:
-        ends = replace(said, stop=tokenizer.stop)
+    defaults = lm.config.generation
+    if not defaults.stop and tokenizer.stop:
+        ends = replace(defaults, stop=tokenizer.stop)
         lm = lm.set_attribute("config", replace(lm.config, generation=ends))
     return lm, tokenizer
 
@@ -152,7 +152,7 @@ def _tensors(job: Job) -> list[WrittenTensor]:
     return file_tensors(job.lm, hf_pieces(config), shift, f"{job.where}: lm")
 
 
-def _write(job: Job, place: Path) -> dict[str, Any]:
+def _write(job: Job, folder: Path) -> dict[str, Any]:
     config = job.lm.config
     own = {"dtype": job.lm.embed.weight.dtype.name} | job.ids  # the classes have ids of their own
     files = {
@@ -161,8 +161,8 @@ def _write(job: Job, place: Path) -> dict[str, Any]:
         **tokenizer_files(job),
     }
     for name, content in files.items():
-        (place / name).write_bytes(content)
-    _write_safetensors(_tensors(job), place / "model.safetensors")
+        (folder / name).write_bytes(content)
+    _write_safetensors(_tensors(job), folder / "model.safetensors")
     return {}
 
 

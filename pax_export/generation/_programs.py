@@ -25,7 +25,7 @@ from pax_export.generation._steps import (
 )
 
 #: Tokens, how many of each row are meant, log-probabilities, and the state at the end.
-Made = tuple[jax.Array, jax.Array, Any, DecodeState]
+GeneratedArrays = tuple[jax.Array, jax.Array, Any, DecodeState]
 #: A state, the tokens and log-probabilities so far, and how many of each row are meant.
 _Carried = tuple[DecodeState, jax.Array, Any, jax.Array]
 
@@ -69,7 +69,7 @@ def run_to_end(
     *,
     settings: Settings,
     count: int,
-) -> Made:
+) -> GeneratedArrays:
     """Returns all tokens, including the first."""
     return generate_rest(lm, state._replace(cache=cache), settings, count, limit)
 
@@ -84,14 +84,16 @@ def without_cache(state: DecodeState) -> tuple[Any, DecodeState]:
 
 def generate_rest(
     lm: LanguageModel, state: DecodeState, settings: Settings, count: int, limit: int | None = None
-) -> Made:
+) -> GeneratedArrays:
     """Generates tokens until all rows have ended."""
     limit = count if limit is None else limit
     batch = state.token.shape[0]
     out = _put(jnp.full((batch, count), settings.pad, jnp.int32), state.token, 0)
-    said = state.log_prob
-    log_probs = None if said is None else _put(jnp.zeros((batch, count), said.dtype), said, 0)
-    made = state.alive.astype(jnp.int32)
+    log_prob = state.log_prob
+    log_probs = (
+        None if log_prob is None else _put(jnp.zeros((batch, count), log_prob.dtype), log_prob, 0)
+    )
+    number = state.alive.astype(jnp.int32)
 
     def goes_on(carried: _Carried) -> jax.Array:
         state = carried[0]
@@ -99,19 +101,19 @@ def generate_rest(
         return more & ~jnp.all(state.done) if settings.stop or settings.sequences else more
 
     def step(carried: _Carried) -> Any:
-        state, out, log_probs, made = carried
-        place, state = state.step, advance_state(lm, state, settings)
+        state, out, log_probs, count = carried
+        column, state = state.step, advance_state(lm, state, settings)
         if log_probs is not None:
-            log_probs = _put(log_probs, state.log_prob, place)
-        return state, _put(out, state.token, place), log_probs, made + state.alive
+            log_probs = _put(log_probs, state.log_prob, column)
+        return state, _put(out, state.token, column), log_probs, count + state.alive
 
-    carried = state, out, log_probs, made
-    state, out, log_probs, made = jax.lax.while_loop(goes_on, step, carried)
-    return out, made, log_probs, state
+    carried = state, out, log_probs, number
+    state, out, log_probs, number = jax.lax.while_loop(goes_on, step, carried)
+    return out, number, log_probs, state
 
 
-def _put(columns: jax.Array, column: Any, place: jax.Array | int) -> jax.Array:
-    return jax.lax.dynamic_update_slice_in_dim(columns, column[:, None], place, axis=1)
+def _put(columns: jax.Array, column: Any, index: jax.Array | int) -> jax.Array:
+    return jax.lax.dynamic_update_slice_in_dim(columns, column[:, None], index, axis=1)
 
 
 # --- Token streams: one compiled step per token --------------------------------------------------
@@ -163,7 +165,7 @@ class Stream(Iterator[np.ndarray]):
             raise StopIteration
         self._left -= 1
         if self.state is None:
-            made = run_prefill(
+            next_state = run_prefill(
                 self._lm,
                 *self._prompt,
                 settings=self._settings,
@@ -173,12 +175,14 @@ class Stream(Iterator[np.ndarray]):
         else:
             # Detached first: after an error in between, the arrays are donated and invalid.
             state, self.state = self.state, None
-            made = run_step(self._lm, *without_cache(state), settings=self._settings)
+            next_state = run_step(self._lm, *without_cache(state), settings=self._settings)
         if self._ends is not None:
-            made = made._replace(done=self._ends(made.token, made.alive) | np.asarray(made.done))
-        self.state = made
-        self._over = bool(np.asarray(made.done).all())
-        return np.asarray(made.token)
+            next_state = next_state._replace(
+                done=self._ends(next_state.token, next_state.alive) | np.asarray(next_state.done)
+            )
+        self.state = next_state
+        self._over = bool(np.asarray(next_state.done).all())
+        return np.asarray(next_state.token)
 
     @property
     def cache(self) -> Any:

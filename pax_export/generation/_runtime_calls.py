@@ -19,11 +19,11 @@ from typing import Any
 def genai(path: str, calls: dict[str, Any]) -> dict[str, Any]:
     """Runs onnxruntime-genai, and its tokenizer, which is not the package tokenizers."""
     runtime: Any = importlib.import_module("onnxruntime_genai")
-    model, made = runtime.Model(path), []
+    model, rows = runtime.Model(path), []
     tokenizer = runtime.Tokenizer(model)
-    said: dict[str, Any] = {"texts": [tokenizer.encode(x).tolist() for x in calls["texts"]]}
+    results: dict[str, Any] = {"texts": [tokenizer.encode(x).tolist() for x in calls["texts"]]}
     if calls["messages"]:
-        said["conversation"] = tokenizer.apply_chat_template(calls["messages"])
+        results["conversation"] = tokenizer.apply_chat_template(calls["messages"])
     for prompt in calls["prompts"]:
         params = runtime.GeneratorParams(model)
         params.set_search_options(
@@ -34,8 +34,8 @@ def genai(path: str, calls: dict[str, Any]) -> dict[str, Any]:
         while not generator.is_done() and len(new) < calls["steps"]:
             generator.generate_next_token()
             new.append(int(generator.get_next_tokens()[0]))
-        made.append(new)
-    return {"prompts": made, **said}
+        rows.append(new)
+    return {"prompts": rows, **results}
 
 
 def gguf(path: str, calls: dict[str, Any]) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def gguf(path: str, calls: dict[str, Any]) -> dict[str, Any]:
     params.warmup, params.fit_params, params.n_gpu_layers = False, False, 0
     params.cache_type_k = params.cache_type_v = runtime.ggml_type.GGML_TYPE_F32
     params.verbosity = 1  # errors alone, which messages show
-    server, made = runtime.Server(params), []
+    server, rows = runtime.Server(params), []
     for prompt in calls["prompts"]:
         asked = {"prompt": prompt, "n_predict": calls["steps"], "temperature": 0.0, "top_k": 1}
         asked |= {"cache_prompt": False, "repeat_penalty": 1.0}
@@ -55,22 +55,22 @@ def gguf(path: str, calls: dict[str, Any]) -> dict[str, Any]:
         answer = server.handle_completions(asked)
         if "choices" not in answer:
             raise RuntimeError(json.dumps(answer)[:500])
-        made.append([int(each) for each in answer["__verbose"]["tokens"]])
-    said: dict[str, Any] = {"prompts": made}
+        rows.append([int(each) for each in answer["__verbose"]["tokens"]])
+    results: dict[str, Any] = {"prompts": rows}
     if calls["messages"]:
         asked = {"messages": calls["messages"], "max_tokens": 1, "verbose": True}
         answer = server.handle_chat_completions(asked)
         if "choices" not in answer:
             raise RuntimeError(json.dumps(answer)[:500])
-        said["conversation"] = answer["__verbose"]["prompt"]
-    return said
+        results["conversation"] = answer["__verbose"]["prompt"]
+    return results
 
 
 def litertlm(path: str, calls: dict[str, Any]) -> dict[str, Any]:
     """Runs LiteRT-LM, whose inputs and outputs are strings."""
     runtime: Any = importlib.import_module("litert_lm")
     runtime.set_min_log_severity(runtime.LogSeverity.ERROR)
-    made, conversation = [], None
+    texts, conversation = [], None
     sampler = runtime.SamplerConfig(top_k=1, top_p=1.0, temperature=1.0, seed=0)
     options = {"max_num_tokens": calls["room"], "cache_dir": ":nocache"}
     with runtime.Engine(path, runtime.Backend.CPU(), **options) as engine:
@@ -82,31 +82,31 @@ def litertlm(path: str, calls: dict[str, Any]) -> dict[str, Any]:
             )
             with session:
                 session.run_prefill([text])
-                made.append(session.run_decode().texts[0])
+                texts.append(session.run_decode().texts[0])
         if calls["message"]:
             with engine.create_conversation() as begun:
                 conversation = begun.render_message_to_string(calls["message"])
-    return {"prompts": made, "conversation": conversation}
+    return {"prompts": texts, "conversation": conversation}
 
 
 def transformers(path: str, calls: dict[str, Any]) -> list[Any]:
     """Runs transformers, on torch."""
     torch: Any = importlib.import_module("torch")
     models: Any = importlib.import_module("transformers")
-    model, made = models.AutoModelForCausalLM.from_pretrained(path, dtype="auto").eval(), []
+    model, rows = models.AutoModelForCausalLM.from_pretrained(path, dtype="auto").eval(), []
     model.generation_config.max_length = None
     for prompt in calls["prompts"]:
         ids = torch.tensor([prompt])
         options = {"do_sample": False, "max_new_tokens": calls["steps"], "repetition_penalty": 1.0}
         with torch.no_grad():
             whole = model.generate(ids, attention_mask=torch.ones_like(ids), **options)
-        made.append(whole[0, len(prompt) :].tolist())
-    return made
+        rows.append(whole[0, len(prompt) :].tolist())
+    return rows
 
 
 def main(runtime: str, path: str, calls: str, results: str) -> None:
-    made = globals()[runtime](path, json.loads(Path(calls).read_text(encoding="utf-8")))
-    Path(results).write_text(json.dumps(made), encoding="utf-8")
+    results_of = globals()[runtime](path, json.loads(Path(calls).read_text(encoding="utf-8")))
+    Path(results).write_text(json.dumps(results_of), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -110,7 +110,7 @@ def speculate(
     count = checked_count(max_new_tokens, "max_new_tokens", where)
     ahead = checked_count(ahead, "ahead", where)
     sizes = bucket_sizes([lm, draft], *prompts, count, spare=ahead + 1)
-    made = _run_speculation(
+    texts = _run_speculation(
         lm,
         draft,
         sizes.tokens,
@@ -123,7 +123,7 @@ def speculate(
         pad=checked_pad(default_pad(pad, lm), where),
         chunk=checked_chunk(prefill_chunk, where),
     )
-    return cut_columns(made, sizes.limit)
+    return cut_columns(texts, sizes.limit)
 
 
 @partial(jax.jit, static_argnames=("count", "room", "ahead", "stop", "pad", "chunk"))
@@ -218,22 +218,22 @@ def _accept_proposals(
     own = _most_likely(logits)  # after each of the tokens read
     right = jnp.cumprod((proposed == own[:, :-1]).astype(jnp.int32), axis=1).sum(axis=1)
     step = jnp.arange(ahead + 1, dtype=jnp.int32)
-    place = texts.made[:, None] + step
-    new = alive[:, None] & (step <= right[:, None]) & (place < limit)
+    column = texts.made[:, None] + step
+    new = alive[:, None] & (step <= right[:, None]) & (column < limit)
     rows = jnp.arange(own.shape[0])[:, None]
-    put = lambda new: texts.tokens.at[rows, jnp.where(new, place, count)].set(own, mode="drop")  # noqa: E731
+    put = lambda new: texts.tokens.at[rows, jnp.where(new, column, count)].set(own, mode="drop")  # noqa: E731
     candidates = jnp.broadcast_to(put(new)[:, None], (*own.shape, count))
-    is_end = ends_at(candidates, place, new, stop)
+    is_end = ends_at(candidates, column, new, stop)
     # A sequence ends with its first stop, or at the requested length.
     new = new & (jnp.cumsum(is_end.astype(jnp.int32), axis=1) - is_end == 0)
     tokens = put(new)
-    made = texts.made + new.sum(axis=1, dtype=jnp.int32)
+    total = texts.made + new.sum(axis=1, dtype=jnp.int32)
     newest = jnp.take_along_axis(own, right[:, None], axis=1)[:, 0]
-    done = texts.done | (made >= limit) | (new & is_end).any(axis=1)
+    done = texts.done | (total >= limit) | (new & is_end).any(axis=1)
     too_many = jnp.where(alive, ahead - right, 0)
     return _Texts(
         tokens,
-        made,
+        total,
         newest,
         done,
         cache.with_lengths(cache.lengths - too_many),

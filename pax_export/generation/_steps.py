@@ -106,8 +106,8 @@ def last_logits(
         logits, cache = lm(tokens, cache=cache, lengths=lengths, last_only=True)
         return logits, cache
     logits, cache = lm(tokens, cache=cache, lengths=lengths)
-    place = jnp.clip(lengths - 1, 0)[:, None, None]
-    return jnp.take_along_axis(logits, place, axis=1)[:, 0], cache
+    index = jnp.clip(lengths - 1, 0)[:, None, None]
+    return jnp.take_along_axis(logits, index, axis=1)[:, 0], cache
 
 
 def _picks_last(lm: LanguageModel) -> bool:
@@ -154,8 +154,8 @@ def of_real_prompts(logits: jax.Array, tokens: Array, lengths: Array) -> jax.Arr
 def _occurring_ids(tokens: Array, lengths: Array, size: int) -> jax.Array:
     """Returns which ids occur in each prompt, up to its length."""
     tokens = jnp.asarray(tokens)
-    place = jax.lax.broadcasted_iota(jnp.int32, tokens.shape, 1)
-    ids = jnp.where(place < lengths[:, None], tokens, size)  # nowhere
+    column = jax.lax.broadcasted_iota(jnp.int32, tokens.shape, 1)
+    ids = jnp.where(column < lengths[:, None], tokens, size)  # nowhere
     rows = jax.lax.broadcasted_iota(jnp.int32, tokens.shape, 0)
     nowhere = jnp.zeros((tokens.shape[0], size), bool)
     return nowhere.at[rows, ids].set(True, mode="drop")
@@ -245,9 +245,9 @@ def ends_at(texts: jax.Array, last: jax.Array, alive: jax.Array, stops: TextEnds
     """
 
     def tokens_before(count: int) -> jax.Array:
-        places = last[..., None] - jnp.arange(count - 1, -1, -1)
-        tokens = jnp.take_along_axis(texts, jnp.clip(places, 0), axis=-1, mode="clip")
-        return jnp.where(places >= 0, tokens, NO_TOKEN)
+        columns = last[..., None] - jnp.arange(count - 1, -1, -1)
+        tokens = jnp.take_along_axis(texts, jnp.clip(columns, 0), axis=-1, mode="clip")
+        return jnp.where(columns >= 0, tokens, NO_TOKEN)
 
     found = ends_sequence(tokens_before(1)[..., 0], stops.ids)
     for each in stops.sequences:

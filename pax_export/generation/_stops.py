@@ -47,9 +47,9 @@ def checked_stops(stop: Stop, where: str) -> Stops:
     if isinstance(stop, (np.ndarray, jax.Array)) and not is_tracer(stop):
         stop = np.asarray(stop).tolist()
     alone = isinstance(stop, str) or not isinstance(stop, Iterable)
-    given: list[Any] = [stop] if alone else list(stop)  # type: ignore[arg-type]
+    stops: list[Any] = [stop] if alone else list(stop)  # type: ignore[arg-type]
     ids, sequences, strings = set(), set(), set()
-    for each in given:
+    for each in stops:
         if isinstance(each, str) and each:
             strings.add(each)
         elif _is_id(each):
@@ -103,9 +103,9 @@ class StringMatcher:
         texts, last, alive = map(np.asarray, (texts, last, alive))
         found = np.zeros(last.shape, bool)
         for index in np.argwhere(alive):
-            place = tuple(index)
-            tokens = texts[place][: last[place] + 1].tolist()
-            found[place] = self.matches([token for token in tokens if token >= 0])
+            row = tuple(index)
+            tokens = texts[row][: last[row] + 1].tolist()
+            found[row] = self.matches([token for token in tokens if token >= 0])
         return found
 
 
@@ -171,15 +171,15 @@ def default_sampler(
     """Returns the sampler; by default that of the net's generation config."""
     if sampler is not None:
         return sampler
-    said = _of_net(lm)
+    defaults = _of_net(lm)
     rules: list[Sampler] = []
-    if said.repetition_penalty != 1:
-        rules.append(repetition_penalty(said.repetition_penalty))
-    if said.do_sample and key is not None:
-        rules.append(temperature(said.temperature))
-        rules += [top_k(said.top_k)] if said.top_k else []
-        rules += [top_p(said.top_p)] if said.top_p < 1 else []
-        rules += [min_p(said.min_p)] if said.min_p else []
+    if defaults.repetition_penalty != 1:
+        rules.append(repetition_penalty(defaults.repetition_penalty))
+    if defaults.do_sample and key is not None:
+        rules.append(temperature(defaults.temperature))
+        rules += [top_k(defaults.top_k)] if defaults.top_k else []
+        rules += [top_p(defaults.top_p)] if defaults.top_p < 1 else []
+        rules += [min_p(defaults.min_p)] if defaults.min_p else []
     else:
         rules.append(greedy())
     whole = rules[0]

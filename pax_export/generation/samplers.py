@@ -82,10 +82,10 @@ class Sampler:
     def _joined(self, values: Any) -> Sampler:
         if not values:
             return self
-        made = copy.copy(self)  # its own checks expect numbers
+        joined = copy.copy(self)  # its own checks expect numbers
         for name, value in values.items():
-            object.__setattr__(made, name, value)
-        return made
+            object.__setattr__(joined, name, value)
+        return joined
 
     def adjust(self, logits: jax.Array, seen: jax.Array | None) -> jax.Array:
         """Returns the logits after this rule; minus infinity excludes a token.
@@ -257,11 +257,11 @@ class top_k(Sampler):
 
     def adjust(self, logits: jax.Array, seen: jax.Array | None) -> jax.Array:
         """Minus infinity for the others."""
-        kept = jax.lax.top_k(logits, min(self.count, logits.shape[-1]))[0]
+        largest = jax.lax.top_k(logits, min(self.count, logits.shape[-1]))[0]
         if self._traced_count is None:
-            return _at_least(logits, kept[:, -1:])
-        last = jnp.minimum(self._traced_count, kept.shape[-1]) - 1
-        return _at_least(logits, jax.lax.dynamic_slice_in_dim(kept, last, 1, axis=-1))
+            return _at_least(logits, largest[:, -1:])
+        last = jnp.minimum(self._traced_count, largest.shape[-1]) - 1
+        return _at_least(logits, jax.lax.dynamic_slice_in_dim(largest, last, 1, axis=-1))
 
 
 @dataclass(frozen=True, repr=False)
@@ -299,8 +299,8 @@ class top_p(Sampler):
         probabilities = jax.nn.softmax(ordered, axis=-1)
         before = jnp.cumsum(probabilities, axis=-1) - probabilities
         # The first token is kept regardless of rounding.
-        kept = (before < self.part).at[:, 0].set(True)
-        return _at_least(logits, jnp.min(jnp.where(kept, ordered, jnp.inf), -1, keepdims=True))
+        largest = (before < self.part).at[:, 0].set(True)
+        return _at_least(logits, jnp.min(jnp.where(largest, ordered, jnp.inf), -1, keepdims=True))
 
 
 @dataclass(frozen=True, repr=False)

@@ -32,8 +32,8 @@ class Arguments:
         if self._flat is not None and len(args) == len(self._flat) and not kwargs:
             return dict(zip(self._flat, args))  # the common case, and the fast one
         info = self._info
-        given = {**self._fixed, **dict(zip(info.positional, args)), **kwargs}
-        if len(args) > len(info.positional) or sorted(given) != sorted(info.arguments):
+        values = {**self._fixed, **dict(zip(info.positional, args)), **kwargs}
+        if len(args) > len(info.positional) or sorted(values) != sorted(info.arguments):
             raise InvalidArgumentError(
                 "The exported model takes other arguments.",
                 where=self.key,
@@ -42,7 +42,7 @@ class Arguments:
             )
         named: dict[str, Any] = {}
         for name, tree in info.arguments.items():
-            collect(tree, given[name], named, name)
+            collect(tree, values[name], named, name)
         return named
 
     def dtype(self, name: str) -> np.dtype:
@@ -75,8 +75,8 @@ class Arguments:
         whole = dtypes.is_integer(dtype) or dtype.kind == "b"
         kinds = "biu" if whole else "biufc" if dtype.kind == "c" else "biuf"
         try:
-            given = np.asarray(value)
-            if not given.size or given.dtype.kind in kinds:
+            array = np.asarray(value)
+            if not array.size or array.dtype.kind in kinds:
                 return np.asarray(value, dtype)  # refuses numbers that the dtype does not hold
         except (TypeError, ValueError, OverflowError) as error:
             raise InvalidArgumentError(
@@ -85,13 +85,13 @@ class Arguments:
                 got=reprlib.repr(value),
                 write=f"an array of {dtypes.name_of(dtype)}",
             ) from error
-        raise self.wrong_dtype(name, f"{given.dtype.name}: {reprlib.repr(value)}")
+        raise self.wrong_dtype(name, f"{array.dtype.name}: {reprlib.repr(value)}")
 
-    def wrong_dtype(self, name: str, given: object) -> InvalidArgumentTypeError:
+    def wrong_dtype(self, name: str, dtype: object) -> InvalidArgumentTypeError:
         return InvalidArgumentTypeError(
             "An argument has a different dtype than the exported one.",
             where=f"{self.key}: {name}",
-            got=str(given),
+            got=str(dtype),
             write=dtypes.name_of(self._dtypes[name]),
         )
 
@@ -105,9 +105,9 @@ class Arguments:
                 write=f"an export with platforms={(*platforms, here)}",
             ) from cause
 
-    def check_dtypes(self, given: Mapping[str, str], cause: Exception | None = None) -> None:
+    def check_dtypes(self, by_name: Mapping[str, str], cause: Exception | None = None) -> None:
         """Refuses dtypes, given by name, that the function was not exported for."""
-        for name, dtype in given.items():
+        for name, dtype in by_name.items():
             if dtype != dtypes.name_of(self._dtypes[name]):
                 raise self.wrong_dtype(name, dtype) from cause
 
@@ -116,30 +116,30 @@ class Arguments:
         sizes: dict[str, tuple[int, str]] = {}  # known sizes, with the input of each
         for alone in (True, False):  # sizes that are a bare name come first
             for entry in self._info.inputs:
-                given = shapes[entry.name]
+                shape = shapes[entry.name]
                 fit = [
                     _fits_in(size, dimension, entry.name, sizes)
-                    for size, dimension in zip(given, entry.shape)
+                    for size, dimension in zip(shape, entry.shape)
                     if isinstance(dimension, int) or dimension.isidentifier() == alone
                 ]
-                if len(given) != len(entry.shape) or not all(fit):
-                    raise self._wrong_shape(entry, given, sizes) from cause
+                if len(shape) != len(entry.shape) or not all(fit):
+                    raise self._wrong_shape(entry, shape, sizes) from cause
         numbers = {name: size for name, (size, _) in sizes.items()}
         for text in self._info.constraints:
             if dimensions.holds(text, numbers):
                 continue
             broken = {name: numbers[name] for name in dimensions.constrained_names(text)}
             source = sizes[next(iter(broken))][1]
-            said = ", ".join(f"{name} = {size}" for name, size in broken.items())
+            words = ", ".join(f"{name} = {size}" for name, size in broken.items())
             raise InvalidArgumentError(
                 "An argument has a size that violates the constraints of the export.",
                 where=f"{self.key}: {source}",
-                got=f"{list(shapes[source])}, {said}",
+                got=f"{list(shapes[source])}, {words}",
                 write=text,
             ) from cause
 
     def _wrong_shape(
-        self, entry: ArrayInfo, given: tuple, sizes: Mapping[str, tuple[int, str]]
+        self, entry: ArrayInfo, shape: tuple, sizes: Mapping[str, tuple[int, str]]
     ) -> InvalidArgumentError:
         known = (f"{name} = {size} by {source}" for name, (size, source) in sizes.items())
         zero = [name for name, (size, _) in sizes.items() if size == 0]
@@ -147,7 +147,7 @@ class Arguments:
         return InvalidArgumentError(
             "An argument has a different shape than the exported one.",
             where=f"{self.key}: {entry.name}",
-            got=f"{list(given)}" + "".join(f", {text}" for text in known),
+            got=f"{list(shape)}" + "".join(f", {text}" for text in known),
             write=f"[{', '.join(map(str, entry.shape))}]{least}",
         )
 
@@ -163,12 +163,12 @@ class Arguments:
         if info.assigns or 0 not in sizes.values():
             return None
         try:
-            taken = [dimensions.shape(each.shape, sizes) for each in info.inputs]
+            input_shapes = [dimensions.shape(each.shape, sizes) for each in info.inputs]
             found = [dimensions.shape(each.shape, sizes) for each in info.outputs]
             fits = all(dimensions.holds(text, sizes) for text in info.constraints)
         except ValueError:  # a size that cannot be solved for
             return None
-        if not fits or taken != [tuple(shapes[each.name]) for each in info.inputs]:
+        if not fits or input_shapes != [tuple(shapes[each.name]) for each in info.inputs]:
             return None
         if any(min(shape, default=1) != 0 for shape in found):
             return None

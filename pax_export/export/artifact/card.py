@@ -42,9 +42,9 @@ _BEGIN, _END = "<!-- drawing -->\n", "<!-- end of the drawing -->\n"
 _OPEN, _CLOSE = '<div class="drawing">', "</div>\n"
 
 
-def write_card(report: Report, place: Path, file: Path, drawing: str = "") -> None:
-    """Writes the model card `file` for the export at `place`; `drawing` is an SVG of the model."""
-    name = None if place.is_dir() else place.name
+def write_card(report: Report, path: Path, file: Path, drawing: str = "") -> None:
+    """Writes the model card `file` for the export at `path`; `drawing` is an SVG of the model."""
+    name = None if path.is_dir() else path.name
     # Half of a surrogate pair, which a name may have, is no text.
     file.write_bytes(page(report, name, drawing).encode("utf-8", "backslashreplace"))
 
@@ -58,7 +58,7 @@ def page(report: Report, name: str | None, drawing: str = "") -> str:
             f'<!doctype html>\n{CARD_MARK}\n<html lang="en"><head><meta charset="utf-8">\n'
             f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
             f"<title>{title}</title>\n<style>{_STYLE}</style></head>\n<body>\n<h1>{title}</h1>\n",
-            f"<p>{escape(_about_place(report, name))}</p>\n",
+            f"<p>{escape(_about(report, name))}</p>\n",
             f"{without_time._repr_html_().replace(f'<b>{title}</b>', '', 1)}\n",
             f"<h2>How it was tested</h2>\n<p>{escape(_describe_test(report))}</p>\n",
             *_certified_lines(report),
@@ -78,7 +78,7 @@ def drawing_in(card: str) -> str:
     return drawing.removeprefix(_OPEN).removesuffix(_CLOSE) if end else ""
 
 
-def _about_place(report: Report, name: str | None) -> str:
+def _about(report: Report, name: str | None) -> str:
     if name is None:
         return "This page and the export lie in one folder; pax_export.json has the same as data."
     digest = report.details.get(SHA256)
@@ -225,10 +225,10 @@ def _is_plain(entry: ArrayInfo) -> bool:
 
 def _argument_codes(info: SignatureInfo) -> Iterator[str]:
     """The arguments of a call; those that were fixed are part of the function."""
-    given = {name: tree for name, tree in info.arguments.items() if "static" not in tree}
-    by_place = list(itertools.takewhile(given.__contains__, info.positional))
-    yield from (_value(given.pop(name)) for name in by_place)
-    for name, tree in given.items():
+    arguments = {name: tree for name, tree in info.arguments.items() if "static" not in tree}
+    positional = list(itertools.takewhile(arguments.__contains__, info.positional))
+    yield from (_value(arguments.pop(name)) for name in positional)
+    for name, tree in arguments.items():
         yield f"{name}={_value(tree)}" if name.isidentifier() else f"**{{{name!r}: {_value(tree)}}}"
 
 
@@ -309,8 +309,8 @@ def _javascript_text(key: str, info: SignatureInfo, report: Report) -> str:
 
 
 def _command_lines(path: str, report: Report) -> str:
-    place = shlex.quote(path)
-    lines = [f"pax-export inspect {place}", f"pax-export validate {place}"]
+    quoted = shlex.quote(path)
+    lines = [f"pax-export inspect {quoted}", f"pax-export validate {quoted}"]
     for key, info in report.signatures.items():
         words = ["pax-export", "run", path]
         if key != _first_key(report):

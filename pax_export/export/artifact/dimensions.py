@@ -151,7 +151,7 @@ def solve_each(
     left = sorted(sizes, key=lambda each: len(str(each[0])))
     while left:
         rest = []
-        for size, given in left:
+        for size, value in left:
             unknown = [name for name in names(size) if name not in known]
             if not unknown:
                 continue
@@ -160,10 +160,10 @@ def solve_each(
             others = [each for each in names(size) if each != name]
             some = (dict.fromkeys(others, n) for n in (1, 2, 7))
             if more or 0 in (slopes := {_slope(size, name, each) for each in some}):
-                rest.append((size, given))
+                rest.append((size, value))
             else:
                 start = evaluate_over(size, {**known, name: 0}, calculate)
-                found = given() if _is_int(start, 0) else calculate("sub", given(), start)
+                found = value() if _is_int(start, 0) else calculate("sub", value(), start)
                 slope = slopes.pop()
                 if slopes:  # it depends on the others
                     slope = calculate(
@@ -248,7 +248,7 @@ def choose(
     tried = ordered[: max(tries // count, len(SIZES))]
     each = list(_candidates_of_each(variables, tried, dimensions, constraints, own))
     rotated = (
-        tuple(sizes[(start + place) % min(3, len(sizes))] for place, sizes in enumerate(each))
+        tuple(sizes[(start + index) % min(3, len(sizes))] for index, sizes in enumerate(each))
         for start in range(3 if all(each) else 0)
     )
     equal = ((size,) * count for size in candidates)
@@ -298,10 +298,10 @@ def _candidates_of_each(
         return enough and all(holds(text, chosen) for text in rules[name])
 
     for name in variables:
-        made = [size for size in outputs if names(size) == (name,)]
+        alone = [size for size in outputs if names(size) == (name,)]
 
-        def leaves_none(size: int, name: str = name, made: Sequence[str] = made) -> bool:
-            return not _has_elements(made, {name: size})
+        def leaves_none(size: int, name: str = name, alone: Sequence[str] = alone) -> bool:
+            return not _has_elements(alone, {name: size})
 
         yield sorted((size for size in sizes if fits(name, size)), key=leaves_none)
 

@@ -47,10 +47,10 @@ def is_integer(dtype: np.dtype) -> bool:
     return dtype.kind in "iu" or dtype.name.startswith(("int", "uint"))
 
 
-def narrows(given: object, dtype: np.dtype) -> bool:
+def narrows(value: object, dtype: np.dtype) -> bool:
     """Whether jax makes this dtype of the given one, as it does with 64-bit numbers."""
-    if not isinstance(given, np.dtype):
+    if not isinstance(value, np.dtype):
         return False  # typed keys
     jax: Any = sys.modules.get("jax")
     wide = jax is not None and jax.config.jax_enable_x64
-    return (given.name if wide else _NARROW.get(given.name, given.name)) == dtype.name
+    return (value.name if wide else _NARROW.get(value.name, value.name)) == dtype.name

@@ -96,11 +96,11 @@ def _zip_archive(content: bytes, offset: int) -> bytes:
     name, size = NAME.encode(), len(content)
     about = (0, 0, 0, _DOS_DATE, zlib.crc32(content), size, size, len(name), 0)
     head = struct.pack("<4s2B4HL2L2H", b"PK\3\4", _VERSION, 0, *about) + name
-    made_by = (_VERSION, _UNIX, _VERSION, 0)
-    entry = struct.pack("<4s4B4HL2L5H2L", b"PK\1\2", *made_by, *about, 0, 0, 0, _MODE, offset)
+    attributes = (_VERSION, _UNIX, _VERSION, 0)
+    entry = struct.pack("<4s4B4HL2L5H2L", b"PK\1\2", *attributes, *about, 0, 0, 0, _MODE, offset)
     entry += name
-    place = offset + len(head) + size
-    end = struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 1, 1, len(entry), place, 0)
+    position = offset + len(head) + size
+    end = struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 1, 1, len(entry), position, 0)
     return head + content + entry + end
 
 
@@ -181,7 +181,7 @@ def _read_report(path: Path) -> str | None:
             continue
         _check_size(entry.size)
         pair = {
-            place: each.content() for place, each in _fields(entry) if isinstance(each, Message)
+            field: each.content() for field, each in _fields(entry) if isinstance(each, Message)
         }
         if pair.get(1) in (NAME.encode(), _HASH):
             found[pair[1]] = pair[2]

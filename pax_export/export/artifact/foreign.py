@@ -209,11 +209,11 @@ def read_saved_model(directory: Path, purpose: str) -> Any:
 
 
 @contextmanager
-def damage_as_error(what: str, path: Path, write: str, *kept: type[Exception]) -> Iterator[None]:
-    """Converts exceptions to one error, but ours and those `kept`: others have no common class."""
+def damage_as_error(what: str, path: Path, write: str, *passed: type[Exception]) -> Iterator[None]:
+    """Converts exceptions to one error, but ours and `passed`: others have no common class."""
     try:
         yield
-    except (PaxError, *kept):
+    except (PaxError, *passed):
         raise
     except Exception as error:  # of any reader; a mistake of ours would be called damage
         got = f"{type(error).__name__}: {error}"[:500]

@@ -199,9 +199,9 @@ def _of_others(entry: EntryPoint) -> Format | None:
         return None
 
 
-def import_function(place: str) -> Any:
+def import_function(reference: str) -> Any:
     """The function at ``"module:function"``."""
-    module, _, name = place.partition(":")
+    module, _, name = reference.partition(":")
     return getattr(importlib.import_module(module), name)
 
 

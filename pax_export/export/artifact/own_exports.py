@@ -113,43 +113,43 @@ def replace_report(path: Path, report: Report) -> None:
 
 def _in_folder(path: Path, report: Report) -> None:
     anew = {REPORT_FILE, CARD_NAME, checksums.FILE}
-    with directory.replace_path(path, now_in(path)) as place:
+    with directory.replace_path(path, now_in(path)) as new:
         for name in files(path):
             if name not in anew:
-                _link_file(path / name, place / name)
-        write_anew(path, place, report)
+                _link_file(path / name, new / name)
+        write_anew(path, new, report)
 
 
-def write_anew(old: Path, place: Path, report: Report) -> None:
+def write_anew(old: Path, new: Path, report: Report) -> None:
     """Writes a report into a copy of a folder; its card and hashes are made again."""
     listed, card = checksums.names(old), card_of_folder(old)
-    write_report(report, place)
+    write_report(report, new)
     if card.is_file():
-        write_card(report, place, card_of_folder(place), _drawing_of(card))
+        write_card(report, new, card_of_folder(new), _drawing_of(card))
     if listed is not None:
-        checksums.write(place, files=(name for name in listed if (place / name).is_file()))
+        checksums.write(new, files=(name for name in listed if (new / name).is_file()))
 
 
 def _in_file(path: Path, report: Report) -> None:
     card = card_of_file(path)
     drawing, ours = _drawing_of(card), recognize_card(card) is not None
-    with single_file.replace_path(path, export_of_ours) as place:
-        shutil.copyfile(path, place)
-        embedded.replace(place, report_text(report))
+    with single_file.replace_path(path, export_of_ours) as new:
+        shutil.copyfile(path, new)
+        embedded.replace(new, report_text(report))
         for each in all_data_of_file(path):
-            _link_file(each, place.with_name(each.name))
+            _link_file(each, new.with_name(each.name))
         if ours:
-            write_card(report, place, card_of_file(place), drawing)
+            write_card(report, new, card_of_file(new), drawing)
 
 
 def _drawing_of(card: Path) -> str:
     return drawing_in(card.read_bytes().decode("utf-8", "replace")) if card.is_file() else ""
 
 
-def _link_file(file: Path, place: Path) -> None:
+def _link_file(file: Path, new: Path) -> None:
     """Links a file to another path, because weights may be large and are not modified."""
-    place.parent.mkdir(parents=True, exist_ok=True)
+    new.parent.mkdir(parents=True, exist_ok=True)
     try:
-        os.link(file, place)
+        os.link(file, new)
     except OSError:  # of a file system without links
-        shutil.copyfile(file, place)
+        shutil.copyfile(file, new)

@@ -274,8 +274,8 @@ class Report:
     def certified(self) -> tuple[str, ...]:
         """The runtimes of `pax-export certify`, and their differences."""
         found = self.details.get(CERTIFIED)
-        told = found.items() if isinstance(found, dict) else ()
-        return tuple(certified_text(name, each) for name, each in told if isinstance(each, dict))
+        results = found.items() if isinstance(found, dict) else ()
+        return tuple(certified_text(name, each) for name, each in results if isinstance(each, dict))
 
     def _variables_text(self) -> str:
         counts = {
@@ -286,9 +286,9 @@ class Report:
         return f"{len(self.variables)} ({', '.join(shown)})"
 
     def _folded_lines(self) -> list[str]:
-        names, kept = self.details.get("folded", ()), self.details.get("kept", ())
+        names, operators = self.details.get("folded", ()), self.details.get("kept", ())
         lines = [f"  folded      {len(names)} weights: {a_few(names, _FEW)}"] * bool(names)
-        return [*lines, *(f"  kept        {text}" for text in kept)]
+        return [*lines, *(f"  kept        {text}" for text in operators)]
 
     def _graph_parts(self) -> list[str]:
         parts = [bytes_text(self.graph_bytes)] * bool(self.graph_bytes)
@@ -310,7 +310,7 @@ class Report:
         return str(entry) if error is None else f"{entry}  (largest error {error:.1e})"
 
     def _validation_text(self) -> str:
-        said = {
+        words = {
             None: "no",
             "here": "in this process",
             "process": "in a fresh process without jax",
@@ -318,8 +318,8 @@ class Report:
         }[self.validated]
         errors = self.tested_in.items()
         if self.untested:
-            said += f", without {', '.join(self.untested)}"
-        return "; ".join([said, *(f"{name}: largest error {error}" for name, error in errors)])
+            words += f", without {', '.join(self.untested)}"
+        return "; ".join([words, *(f"{name}: largest error {error}" for name, error in errors)])
 
     @property
     def untested(self) -> tuple[str, ...]:
@@ -335,14 +335,14 @@ def is_tested(key: str, errors: Mapping[str, float]) -> bool:
     return any(not name.startswith(("gradient:", "variable:")) for name in names)
 
 
-def certified_text(name: str, told: Mapping[str, Any]) -> str:
-    runs = f"{name} {told.get('version', '')}".strip() + f" on {told.get('machine', '?')}"
-    if "problem" in told:
-        return f"{runs}: {told['problem']}"
+def certified_text(name: str, fields: Mapping[str, Any]) -> str:
+    runs = f"{name} {fields.get('version', '')}".strip() + f" on {fields.get('machine', '?')}"
+    if "problem" in fields:
+        return f"{runs}: {fields['problem']}"
     far = "with the reported shapes and dtypes"
-    if isinstance(error := told.get("largest_error"), (int, float)):
-        far = f"at most {error:.1e} from {told.get('compared_with', '?')}"
-    return f"{runs}: {told.get('calls', '?')} calls, {far}"
+    if isinstance(error := fields.get("largest_error"), (int, float)):
+        far = f"at most {error:.1e} from {fields.get('compared_with', '?')}"
+    return f"{runs}: {fields.get('calls', '?')} calls, {far}"
 
 
 def package_versions(*packages: str) -> dict[str, str]:
@@ -434,19 +434,19 @@ def _parse_report(text: str) -> Report:
 
 def quantized_lines(report: Report) -> list[str]:
     """Formats the quantized weights, their loss, and the effect of the runtime's kernels."""
-    told = report.details.get("quantized", {})
+    details = report.details.get("quantized", {})
     lines = []
-    if "weights" in told:
-        schemes = " and ".join(f"int{each}" for each in told["bits"])
-        schemes += f" ({' and '.join(told['schemes'])})" if "schemes" in told else ""
-        text = f"{told['weights']} weights in {schemes}, the integers of the model"
-        text += _products_text(told)
-        if "accuracy_level" in told:
-            text += f", accuracy_level={told['accuracy_level']}"
+    if "weights" in details:
+        schemes = " and ".join(f"int{each}" for each in details["bits"])
+        schemes += f" ({' and '.join(details['schemes'])})" if "schemes" in details else ""
+        text = f"{details['weights']} weights in {schemes}, the integers of the model"
+        text += _products_text(details)
+        if "accuracy_level" in details:
+            text += f", accuracy_level={details['accuracy_level']}"
         lines.append(f"  quantized   {text}")
-    if lost := told.get("weights lose"):
+    if lost := details.get("weights lose"):
         lines.append(f"  weights lose {_loss_text(lost)}")
-    if added := told.get("kernels add"):
+    if added := details.get("kernels add"):
         lines.append(f"  kernels add {_loss_text(added)}")
         if added.get("mean", 0) > _MUCH * added.get("scale", 0):
             lines.append(
@@ -463,11 +463,11 @@ def quantized_lines(report: Report) -> list[str]:
     return lines
 
 
-def _products_text(told: Mapping[str, Any]) -> str:
+def _products_text(details: Mapping[str, Any]) -> str:
     """What a file computes in integers."""
-    if "multiplied" not in told:  # a runtime without such products, or a report of before
-        return "; products in float32" if told.get("in integers") == 0 else ""
-    count, integers = told["multiplied"], told["in integers"]
+    if "multiplied" not in details:  # a runtime without such products, or a report of before
+        return "; products in float32" if details.get("in integers") == 0 else ""
+    count, integers = details["multiplied"], details["in integers"]
     if not count:
         return ""
     rest = ", the others in float32" if 0 < integers < count else ""

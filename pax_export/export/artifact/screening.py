@@ -225,9 +225,9 @@ class _GraphScope(NamedTuple):
 
 def _graph_scopes(graph: Any) -> list[_GraphScope]:
     scopes = [_GraphScope(0, "", graph.graph_def.node, {})]
-    for place, function in enumerate(graph.graph_def.library.function, 1):
+    for number, function in enumerate(graph.graph_def.library.function, 1):
         arguments = {each.name: i for i, each in enumerate(function.signature.input_arg)}
-        scopes.append(_GraphScope(place, function.signature.name, function.node_def, arguments))
+        scopes.append(_GraphScope(number, function.signature.name, function.node_def, arguments))
     return scopes
 
 
@@ -239,9 +239,9 @@ class _FileNames:
         self._saver = _node_of(graph.saver_def.filename_tensor_name)
         for signature in graph.signature_def.values():
             # Whoever calls a signature is not the one who loads the model.
-            given = _tensors_of(signature.inputs)
-            self._assets -= given
-            self._saver = "" if self._saver in given else self._saver
+            tensors = _tensors_of(signature.inputs)
+            self._assets -= tensors
+            self._saver = "" if self._saver in tensors else self._saver
 
     def _find_node(self, scope: _GraphScope, tensor: str) -> Any:
         if scope.place not in self._nodes:
@@ -274,12 +274,12 @@ class _FileNames:
     def is_honest(self, scope: _GraphScope, node: Any) -> bool:
         """Whether the files of an operation are assets, or paths given to the saver."""
         saver = node.op in operations.CHECKPOINTS
-        places = (operations.CHECKPOINTS if saver else operations.TABLE_FILES)[node.op]
+        indices = (operations.CHECKPOINTS if saver else operations.TABLE_FILES)[node.op]
         inputs = _data_inputs(node)
         fed = not saver and not scope.place and self._runs_only_when_loaded(node)
         return all(
-            place < len(inputs) and self._is_from(_Origin(saver, fed), scope, inputs[place], set())
-            for place in places
+            index < len(inputs) and self._is_from(_Origin(saver, fed), scope, inputs[index], set())
+            for index in indices
         )
 
     def _runs_only_when_loaded(self, node: Any) -> bool:
@@ -368,24 +368,24 @@ class _FileNames:
         return True
 
     def _argument_is_from(
-        self, origin: _Origin, scope: _GraphScope, place: int, seen: set[tuple[int, str]]
+        self, origin: _Origin, scope: _GraphScope, index: int, seen: set[tuple[int, str]]
     ) -> bool:
         callers, tangled = self._call_graph
-        if scope.name in tangled or not self._is_bound(origin.saver, scope, place):
+        if scope.name in tangled or not self._is_bound(origin.saver, scope, index):
             return False
         for caller, node in callers.get(scope.name, ()):
             inputs = _data_inputs(node)
-            if place >= len(inputs) or not self._is_from(origin, caller, inputs[place], seen):
+            if index >= len(inputs) or not self._is_from(origin, caller, inputs[index], seen):
                 return False
         return True
 
-    def _is_bound(self, saver: bool, scope: _GraphScope, place: int) -> bool:
+    def _is_bound(self, saver: bool, scope: _GraphScope, index: int) -> bool:
         """Whether the object that calls a function, if any, hands it an asset there."""
         objects = self._graph.object_graph_def
         if scope.name not in objects.concrete_functions:
             return True
         bound = objects.concrete_functions[scope.name].bound_inputs
-        captured = place - (len(scope.arguments) - len(bound))
+        captured = index - (len(scope.arguments) - len(bound))
         if saver or captured < 0:
             return False
         return objects.nodes[bound[captured]].WhichOneof("kind") == "asset"

@@ -86,10 +86,10 @@ def collect(structure: Mapping[str, Any], value: object, into: dict[str, Any], p
     if kind == "dict":
         fields = value if isinstance(value, Mapping) else _fields_of(value, content)
         # A field that was None at export is empty, and may be omitted.
-        given = [each for each in content if "none" not in each[1] or each[0] in fields]
-        keyed = {key: _child_of(fields, key, path) for key, _ in given}
+        entries = [each for each in content if "none" not in each[1] or each[0] in fields]
+        keyed = {key: _child_of(fields, key, path) for key, _ in entries}
         if all(_first_part(name, keyed) in keyed for name in fields):
-            for key, child in given:
+            for key, child in entries:
                 collect(child, keyed[key], into, f"{path}.{key}")
             return
     elif kind in ("list", "tuple") and isinstance(value, Mapping):
@@ -246,11 +246,11 @@ def _read_dataclass(kind: Any, value: Any, where: str) -> Any:
 @functools.cache
 def _field_types(kind: Any) -> tuple[dict[str, Any], frozenset[str]]:
     """The types of all fields, and those that must be given."""
-    given = dataclasses.MISSING
+    default = dataclasses.MISSING
     needed = frozenset(
         each.name
         for each in dataclasses.fields(kind)
-        if each.default is given and each.default_factory is given
+        if each.default is default and each.default_factory is default
     )
     return typing.get_type_hints(kind), needed
 

@@ -71,8 +71,8 @@ class FormatProgram:
                 operations of decompositions.  Operations without a decomposition are unchanged.
         """
         leaves = [Weight(*each) for each in self.weights.items()]
-        made = decompose(self.jaxpr, has, normal_forms=False)
-        flat = optimized(made, leaves, {}, _AS_TRACED, len(self.outputs))
+        program = decompose(self.jaxpr, has, normal_forms=False)
+        flat = optimized(program, leaves, {}, _AS_TRACED, len(self.outputs))
         return _format_program(self.key, flat, self.inputs, self.outputs)
 
     def unsupported(self, equation: Equation, reason: str = "") -> UnsupportedOperationError:
@@ -96,15 +96,15 @@ class FormatProgram:
 
 def _format_program(
     key: str,
-    made: PortableProgram,
+    portable: PortableProgram,
     inputs: Mapping[str, jax.ShapeDtypeStruct],
     outputs: Mapping[str, jax.ShapeDtypeStruct],
 ) -> FormatProgram:
     weights: dict[str, np.ndarray] = {}
-    for each in made.weights:
+    for each in portable.weights:
         name = each.name or f"literal.{len(weights)}"
         weights[name] = np.asarray(each.array)
-    return FormatProgram(key, made.program, weights, inputs, outputs)
+    return FormatProgram(key, portable.program, weights, inputs, outputs)
 
 
 #: Writes the programs to a file or into a folder; returns facts for the report.
@@ -189,7 +189,7 @@ class _CustomExporter(FormatExporter):
 class _CustomContents(ProgramContents):
     function: Write
 
-    def write(self, place: Path) -> Mapping[str, Any]:
+    def write(self, path: Path) -> Mapping[str, Any]:
         programs = [
             _format_program(
                 each.key,
@@ -199,12 +199,12 @@ class _CustomContents(ProgramContents):
             )
             for each in self.programs
         ]
-        return self.function(place, programs) or {}
+        return self.function(path, programs) or {}
 
     def report_fields(
-        self, place: Path, written: Mapping[str, Any], run: ExportRun
+        self, path: Path, written: Mapping[str, Any], run: ExportRun
     ) -> dict[str, Any]:
-        files = place.rglob("*") if place.is_dir() else [place]
+        files = path.rglob("*") if path.is_dir() else [path]
         return {
             "signatures": {each.key: signature_info(each) for each in self.programs},
             "graph_bytes": sum(each.stat().st_size for each in files),
@@ -213,8 +213,8 @@ class _CustomContents(ProgramContents):
             "details": dict(written),
         }
 
-    def write_report(self, report: Report, place: Path, written: Mapping[str, Any]) -> None:
-        if place.is_dir():
-            super().write_report(report, place, written)
+    def write_report(self, report: Report, path: Path, written: Mapping[str, Any]) -> None:
+        if path.is_dir():
+            super().write_report(report, path, written)
         else:
-            append_zip(place, report_text(report))
+            append_zip(path, report_text(report))

@@ -65,11 +65,11 @@ class Lowered:
     """A function as portable StableHLO.
 
     Its operands are those of the function, then the `constants`; only the ones
-    that `kept` counts are used, in that order.
+    that `used` counts are used, in that order.
     """
 
     portable: Portable
-    kept: tuple[int, ...]
+    used: tuple[int, ...]
     constants: tuple[Any, ...]
     results: tuple[jax.ShapeDtypeStruct, ...]  # as stored outside of jax
     platforms: tuple[str, ...]
@@ -106,8 +106,8 @@ def lower_traced(
             exported = _export_neutral(traced, without_libraries(program), count, error)
             allowed = XLA_EXPANDS
             module = _make_single_device(exported, allowed, names, traced.program)
-    kept, results = tuple(exported.module_kept_var_idx), traced.results[:count]
-    return Lowered(module, kept, traced.constants, results, tuple(platforms), bool(allowed))
+    used, results = tuple(exported.module_kept_var_idx), traced.results[:count]
+    return Lowered(module, used, traced.constants, results, tuple(platforms), bool(allowed))
 
 
 def _make_single_device(
@@ -354,9 +354,9 @@ def _refuse_custom_calls(module: Any, allowed: frozenset[str], program: TracedPr
             where="; ".join(sorted({" ".join(filter(None, each)) for each in found.values()})),
             write="the same in operations of jax.numpy and jax.lax, not in kernels of your own",
         )
-        made = {name.rsplit("/", 1)[-1] for name, _ in found.values()}
+        lines = {name.rsplit("/", 1)[-1] for name, _ in found.values()}
         raise attach_operations(
-            error, jaxpr_operations(program, made) if program is not None else ()
+            error, jaxpr_operations(program, lines) if program is not None else ()
         )
 
 
@@ -417,9 +417,9 @@ def _rewrite_batched(operation: Operation) -> bool:
         return False
     attribute, kind, *names = _BATCHED[operation.name]
     old = kind(operation.attributes[attribute])
-    batches, places, lacking, counted, slices = (getattr(old, name) for name in names)
+    batches, axes_of_indices, lacking, counted, slices = (getattr(old, name) for name in names)
     indices = len(operation.operands) // 2  # after the inputs, before updates or sizes
-    if not _prepend_batch_numbers(operation, indices, places, old.index_vector_dim):
+    if not _prepend_batch_numbers(operation, indices, axes_of_indices, old.index_vector_dim):
         return False
     new = [], [], sorted([*lacking, *batches]), [*batches, *counted], slices
     operation.attributes[attribute] = kind.get(
@@ -429,16 +429,16 @@ def _rewrite_batched(operation: Operation) -> bool:
 
 
 def _prepend_batch_numbers(
-    operation: Operation, operand: int, places: Sequence[int], axis: int
+    operation: Operation, operand: int, dimensions: Sequence[int], axis: int
 ) -> bool:
     """Puts the numbers of their batches in front of the indices, if they have batches."""
     indices = operation.operands[operand]
     # The components of an index have a dimension of their own where jax wrote them.
-    if not places or axis >= ir.RankedTensorType(indices.type).rank:
+    if not dimensions or axis >= ir.RankedTensorType(indices.type).rank:
         return False
     with operation.context, ir.Location.unknown(), ir.InsertionPoint(operation):
         indices = _widen_indices(indices)
-        numbers = [_iota(indices, place, axis) for place in places]
+        numbers = [_iota(indices, dimension, axis) for dimension in dimensions]
         kind = ir.RankedTensorType(indices.type)
         shape = tensor_shape(kind)
         shape[axis] += len(numbers)
@@ -460,7 +460,7 @@ def _widen_indices(indices: Any) -> Any:
     return stablehlo.ConvertOp(wide, indices).result
 
 
-def _iota(indices: Any, place: int, axis: int) -> Any:
+def _iota(indices: Any, index: int, axis: int) -> Any:
     """The index along one dimension, shaped like the indices with one component."""
     kind = ir.RankedTensorType(indices.type)
     shape = tensor_shape(kind)
@@ -473,7 +473,7 @@ def _iota(indices: Any, place: int, axis: int) -> Any:
         for dimension, size in enumerate(shape)
     ]
     whole = stablehlo.ConcatenateOp(sizes, 0, results=[_vector(len(sizes))]).result
-    return stablehlo.DynamicIotaOp(result, whole, place).result
+    return stablehlo.DynamicIotaOp(result, whole, index).result
 
 
 def _dimension_size(value: Any, dimension: int) -> Any:

@@ -75,15 +75,15 @@ class LoweredModel:
         """
         weights = {}
         for variable in self.store.stored:
-            held = jax.numpy.asarray(variable.value)
-            same = held.dtype == variable.value.dtype  # not narrowed
-            weights[variable.name] = held if same else variable.value
+            array = jax.numpy.asarray(variable.value)
+            same = array.dtype == variable.value.dtype  # not narrowed
+            weights[variable.name] = array if same else variable.value
         return weights
 
     def with_reason(self, text: str) -> LoweredModel:
         """Returns the model with the reason why its signatures have no gradients."""
-        said = " ".join(text.split())[:_LONGEST]
-        signatures = (dataclasses.replace(each, no_gradient=said) for each in self.signatures)
+        words = " ".join(text.split())[:_LONGEST]
+        signatures = (dataclasses.replace(each, no_gradient=words) for each in self.signatures)
         return dataclasses.replace(self, signatures=tuple(signatures))
 
     def signature_infos(self) -> dict[str, SignatureInfo]:
@@ -93,7 +93,7 @@ class LoweredModel:
             infos[program.key] = signature_info(
                 program,
                 signature.processing,
-                assigns=tuple(self.store.variables[place].name for place in signature.assigned),
+                assigns=tuple(self.store.variables[number].name for number in signature.assigned),
                 differentiable=signature.gradient is not None,
                 vjp_order=len(signature.gradients),
                 differentiated_by=signature.differentiated_by,
@@ -133,9 +133,9 @@ def lower_model(
               for each in model.leaves)  # fmt: skip
     model = replace(model, leaves=tuple(leaves)) if read else model
     fixed = {
-        place
-        for place, leaf in enumerate(model.leaves)
-        if initialize and place not in changed and not (trainable and leaf.trainable)
+        number
+        for number, leaf in enumerate(model.leaves)
+        if initialize and number not in changed and not (trainable and leaf.trainable)
     }
     ahead = [dequantized_ahead(each.traced.program, fixed) for each in programs]
     written = [
@@ -162,15 +162,15 @@ def lower_model(
 
 def _initializer(store: Store, platforms: Sequence[str], lower: Lower) -> Call:
     """Returns the program that computes quantized weights, in the order of their variables."""
-    found = [store.variables[place].computed_from for place in store.computed]
+    found = [store.variables[number].computed_from for number in store.computed]
     weights = [each for each in found if each is not None]
-    read = tuple(dict.fromkeys(place for places, _ in weights for place in places))
+    read = tuple(dict.fromkeys(number for numbers_of, _ in weights for number in numbers_of))
 
     def numbers(arrays: list[Any]) -> list[Any]:
         by_index = dict(zip(read, arrays))
         return [
-            dequantized(*(by_index[index] for index in places), form=form)
-            for places, form in weights
+            dequantized(*(by_index[index] for index in numbers_of), form=form)
+            for numbers_of, form in weights
         ]
 
     structs = [dtypes.stored(dtypes.struct_of(store.variables[at].value)) for at in read]
@@ -248,18 +248,18 @@ def array_info(name: str, path: str, struct: jax.ShapeDtypeStruct) -> ArrayInfo:
     return ArrayInfo(name, path, dtypes.shape_of(struct), dtypes.name_of(struct.dtype))
 
 
-def vjp_orders(given: object, trainable: bool) -> tuple[int, int]:
+def vjp_orders(requested: object, trainable: bool) -> tuple[int, int]:
     """Returns the requested and the required number of derivatives of an export."""
-    if given is None:
+    if requested is None:
         # Optional gradients are omitted if they cannot be computed.
         return (2, 1) if trainable else (1, 0)
-    if given not in (0, 1, 2) or isinstance(given, bool) or (trainable and given == 0):
+    if requested not in (0, 1, 2) or isinstance(requested, bool) or (trainable and requested == 0):
         raise InvalidArgumentError(
             "vjp_order must be 0, 1 or 2, and not 0 for trainable variables.",
-            got=f"vjp_order={given!r}",
+            got=f"vjp_order={requested!r}",
             write="vjp_order=1" if trainable else "vjp_order=0, 1 or 2",
         )
-    return given, given
+    return requested, requested
 
 
 _NOTHING = "no floating-point output depends on a floating-point input or trainable variable"
@@ -289,8 +289,8 @@ class _Lowering:
         constants = tuple(store.of_constant(value) for value in module.constants)
         variables = list(store.of_leaf)
         for each in weights:
-            places = tuple(store.of_leaf[at] for at in (each.integers, *each.scales))
-            variables[each.integers] = store.of_numbers(places, each.form)
+            numbers = tuple(store.of_leaf[at] for at in (each.integers, *each.scales))
+            variables[each.integers] = store.of_numbers(numbers, each.form)
         return Signature(
             key=program.key,
             input_names=tuple(entry.name for entry in program.inputs.flat),
@@ -349,7 +349,7 @@ class _Lowering:
         """Returns a gradient, or a description of the error if it is not required."""
         try:
             pullback = vjp(traced, wrt, of)
-            lowered = replace(before, constants=(), kept=(), results=pullback.results)
+            lowered = replace(before, constants=(), used=(), results=pullback.results)
             if not before.differentiates:
                 lowered = self.lower(pullback, self.platforms)
         # jax, and any custom derivative, may raise any exception here: of an unknown
@@ -384,5 +384,5 @@ _LONGEST = 300
 
 def _describe_error(error: Exception) -> str:
     """Describes an error by its class, first line, and line in the model."""
-    place = line_of_model(error)
-    return named_line(error, _LONGEST) + (f" ({place})" if place else "")
+    line = line_of_model(error)
+    return named_line(error, _LONGEST) + (f" ({line})" if line else "")

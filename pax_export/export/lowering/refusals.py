@@ -49,10 +49,10 @@ def named_refusals() -> Iterator[None]:
 
 def _refusal(equations: list[Any], error: Exception) -> PaxError:
     calls = [next(inner_programs(each), None) is not None for each in equations]
-    place = calls.index(False) if False in calls else len(calls) - 1
-    chain = equations[: place + 1]
-    name = equations[place].primitive.name
-    symbolic = _symbolic_dimensions(equations[place])
+    index = calls.index(False) if False in calls else len(calls) - 1
+    chain = equations[: index + 1]
+    name = equations[index].primitive.name
+    symbolic = _symbolic_dimensions(equations[index])
     if not _speaks_of(symbolic, error):
         reason, write = _reason(error), "the same in other operations of jax.numpy and jax.lax"
         refusal = UnsupportedOperationError(

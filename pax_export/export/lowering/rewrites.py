@@ -138,13 +138,13 @@ def _element(value: Any) -> str:
     return str(ir.RankedTensorType(value.type).element_type)
 
 
-def _widen_operand(operation: Operation, place: int) -> Any:
+def _widen_operand(operation: Operation, index: int) -> Any:
     """An operand in the type of the other one."""
-    kind = ir.RankedTensorType(operation.operands[place].type)
-    other = ir.RankedTensorType(operation.operands[1 - place].type)
+    kind = ir.RankedTensorType(operation.operands[index].type)
+    other = ir.RankedTensorType(operation.operands[1 - index].type)
     with operation.context, ir.Location.unknown(), ir.InsertionPoint(operation):
         wide = ir.RankedTensorType.get(tensor_shape(kind), other.element_type)
-        return stablehlo.ConvertOp(wide, operation.operands[place]).result
+        return stablehlo.ConvertOp(wide, operation.operands[index]).result
 
 
 def tensor_shape(kind: Any) -> list[int]:

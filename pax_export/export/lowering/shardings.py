@@ -166,10 +166,10 @@ def _drop_attributes(operation: Operation) -> None:
             del operation.attributes[name]
     for name in ("arg_attrs", "res_attrs"):  # of a function's arguments and results
         if name in operation.attributes:
-            kept = [
+            attributes = [
                 ir.DictAttr.get(
-                    {each.name: each.attr for each in given if each.name not in _ATTRIBUTES}
+                    {each.name: each.attr for each in argument if each.name not in _ATTRIBUTES}
                 )
-                for given in map(ir.DictAttr, ir.ArrayAttr(operation.attributes[name]))
+                for argument in map(ir.DictAttr, ir.ArrayAttr(operation.attributes[name]))
             ]
-            operation.attributes[name] = ir.ArrayAttr.get(kept)
+            operation.attributes[name] = ir.ArrayAttr.get(attributes)

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pax_export._foundations.types import DTypeLike
+from pax_export._foundations.types import ArrayLike, DTypeLike
 from pax_export.checkpoint import StoredArray, on_host
 from pax_export.export.artifact.report import VariableInfo
 from pax_export.export.portable.dequantize_ahead import numbers_of
@@ -58,22 +58,24 @@ class Store:
         self.of_leaf: list[int] = []
         changed = set(changed)
         for index, leaf in enumerate(leaves):
-            place = None if index in changed else self._by_id.get(id(leaf.value))
-            if place is None:
+            number = None if index in changed else self._by_id.get(id(leaf.value))
+            if number is None:
                 name = self._names[index]
                 value = leaf.value
                 if not hasattr(value, "shape"):  # a Python number has no dtype
                     value = np.asarray(value, leaf.struct.dtype)
-                place = self._add(value, name, trainable and leaf.trainable, leaf.parameter)
-            self.variables[place].leaves.append(leaf.path)
-            self.of_leaf.append(place)
+                number = self._add(value, name, trainable and leaf.trainable, leaf.parameter)
+            self.variables[number].leaves.append(leaf.path)
+            self.of_leaf.append(number)
 
-    def _add(self, value: object, name: str, trainable: bool, parameter: bool = False) -> int:
-        place = len(self.variables)
+    def _add(
+        self, value: ArrayLike | StoredArray, name: str, trainable: bool, parameter: bool = False
+    ) -> int:
+        number = len(self.variables)
         self.variables.append(Variable(name, stored_leaf(value, self._defer), trainable, parameter))
-        self._by_id.setdefault(id(value), place)
+        self._by_id.setdefault(id(value), number)
         self._sources.append(value)
-        return place
+        return number
 
     @property
     def stored(self) -> list[Variable]:
@@ -85,21 +87,21 @@ class Store:
         """The places of the others."""
         return [at for at, each in enumerate(self.variables) if each.computed_from is not None]
 
-    def of_numbers(self, places: tuple[int, ...], form: Form) -> int:
+    def of_numbers(self, numbers: tuple[int, ...], form: Form) -> int:
         """Returns the variable for dequantized values of others, starting with integers."""
-        of = places, form
-        for place, variable in enumerate(self.variables):
+        of = numbers, form
+        for number, variable in enumerate(self.variables):
             if variable.computed_from == of:
-                return place
-        arrays = [self.variables[place] for place in places]
-        held = arrays[0]
+                return number
+        arrays = [self.variables[number] for number in numbers]
+        integers = arrays[0]
 
         def read() -> np.ndarray:
             return np.asarray(dequantized(*(np.asarray(x.value) for x in arrays), form=form))
 
-        name = f"{held.name.removesuffix('.integers')}.numbers"
+        name = f"{integers.name.removesuffix('.integers')}.numbers"
         name = legal_names([*(each.name for each in self.variables), name])[-1]
-        value = Deferred(numbers_of(held.value, form), read)
+        value = Deferred(numbers_of(integers.value, form), read)
         self.variables.append(Variable(name, value, trainable=False, computed_from=of))
         return len(self.variables) - 1
 
@@ -109,12 +111,12 @@ class Store:
             if isinstance(variable.value, Deferred):
                 variable.value = np.asarray(variable.value)
 
-    def replace(self, place: int, value: object) -> None:
+    def replace(self, number: int, value: ArrayLike | StoredArray) -> None:
         """Holds another value of the same shape and dtype; the old one is let go."""
-        self._by_id = {key: each for key, each in self._by_id.items() if each != place}
-        self._by_id[id(value)] = place
-        self._sources[place] = value
-        self.variables[place].value = stored_leaf(value, self._defer)
+        self._by_id = {key: each for key, each in self._by_id.items() if each != number}
+        self._by_id[id(value)] = number
+        self._sources[number] = value
+        self.variables[number].value = stored_leaf(value, self._defer)
 
     def infos(self) -> tuple[VariableInfo, ...]:
         return tuple(
@@ -130,20 +132,20 @@ class Store:
             for variable in self.stored
         )
 
-    def of_constant(self, value: object) -> int:
+    def of_constant(self, value: ArrayLike) -> int:
         """Returns the variable of an array in a method's closure."""
         value = getattr(value, "val", value)  # jax wraps numpy arrays again in every trace
-        place = self._by_id.get(id(value))
-        if place is None and isinstance(value, np.ndarray):  # ... and sometimes copies them
+        number = self._by_id.get(id(value))
+        if number is None and isinstance(value, np.ndarray):  # ... and sometimes copies them
             flat = np.ascontiguousarray(value).reshape(-1).view(np.uint8)  # a copy only if it must
             content = (value.dtype, value.shape, hashlib.sha256(flat.data).digest())
-            place = self._by_content.setdefault(content, len(self.variables))
-            place = place if place < len(self.variables) else None
-        if place is None:
+            number = self._by_content.setdefault(content, len(self.variables))
+            number = number if number < len(self.variables) else None
+        if number is None:
             count = len(self.stored) - len(set(self.of_leaf))
             name = legal_names([*self._names, f"constants.{count}"])[-1]
-            place = self._add(value, name, trainable=False)
-        return place
+            number = self._add(value, name, trainable=False)
+        return number
 
 
 class Deferred:
@@ -164,7 +166,7 @@ class Deferred:
         return array if dtype is None else array.astype(dtype, copy=False)
 
 
-def stored_leaf(value: object, defer: bool) -> Any:
+def stored_leaf(value: ArrayLike | StoredArray, defer: bool) -> Any:
     """Returns a leaf as stored outside of jax.
 
     With `defer`, one that is not entirely in this machine's memory is not copied.
@@ -177,5 +179,5 @@ def stored_leaf(value: object, defer: bool) -> Any:
     def read() -> np.ndarray:
         return on_host(dtypes.store(value.read() if isinstance(value, StoredArray) else value))
 
-    deferred = Deferred(dtypes.stored(dtypes.struct_of(value)), read)
+    deferred = Deferred(dtypes.stored(dtypes.struct_of(value)), read)  # type: ignore  # no number
     return deferred if defer else np.asarray(deferred)

@@ -122,12 +122,14 @@ class TensorFlowMethod:
             lower_traced if self.native else lower_to_graph,
         )  # fmt: skip
         function = signature_function(signature, model.store)
-        shapes, given = [[struct.shape for struct in each] for each in (program.outputs, structs)]
+        shapes, input_shapes = [
+            [struct.shape for struct in each] for each in (program.outputs, structs)
+        ]
 
         def lowered(tensors: list[Any], known: list[Any]) -> Any:
             results = function(model.variables, tensors)
             outputs = [results[name] for name in signature.output_names]
-            for tensor, shape in zip(outputs, shapes_of_results(shapes, given, known)):
+            for tensor, shape in zip(outputs, shapes_of_results(shapes, input_shapes, known)):
                 tensor.set_shape(shape)
             by_name = dict(zip(program.output_names, outputs))
             return rebuild(program.output_structure, by_name.__getitem__)

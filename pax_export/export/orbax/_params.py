@@ -61,24 +61,24 @@ class Model:
         flags = [bool(flag) for flag in broadcast_prefix(trainable, params, "trainable")]
         is_spec = lambda value: isinstance(value, PartitionSpec)  # noqa: E731
         specs = broadcast_prefix(pspecs, params, "pspecs", is_spec)
-        self._places = [i for i, (_, leaf) in enumerate(paths) if isinstance(leaf, _ARRAYS)]
+        self._indices = [i for i, (_, leaf) in enumerate(paths) if isinstance(leaf, _ARRAYS)]
         self._others = {i: x for i, (_, x) in enumerate(paths) if not isinstance(x, _ARRAYS)}
-        self._specs = [specs[place] for place in self._places]
-        self._flags = [flags[place] for place in self._places]
-        legal = (_ILLEGAL.sub("_", _join_path(paths[place][0])) for place in self._places)
+        self._specs = [specs[index] for index in self._indices]
+        self._flags = [flags[index] for index in self._indices]
+        legal = (_ILLEGAL.sub("_", _join_path(paths[index][0])) for index in self._indices)
         names = distinct_names(name.lstrip("_/\\>-") or "params" for name in legal)
-        taken: dict[int, tuple] = {}
+        owners: dict[int, tuple] = {}
         leaves, arrays = [], []
-        for name, place in zip(names, self._places):
-            path, given = paths[place]
-            value = _to_array(given, name)
-            own = (flags[place], specs[place])
-            if taken.setdefault(id(value), (value, own))[1] != own:
+        for name, index in zip(names, self._indices):
+            path, leaf_value = paths[index]
+            value = _to_array(leaf_value, name)
+            own = (flags[index], specs[index])
+            if owners.setdefault(id(value), (value, own))[1] != own:
                 value = value.copy()  # one array that is a leaf of two kinds
             # A Python number takes part in arithmetic as one.
-            struct = leaf_struct(given if isinstance(given, _NUMBERS) else value, name)
+            struct = leaf_struct(leaf_value if isinstance(leaf_value, _NUMBERS) else value, name)
             # Integers have no gradient; their variables are marked as requested.
-            trains = flags[place] and bool(jax.numpy.issubdtype(struct.dtype, jax.numpy.inexact))
+            trains = flags[index] and bool(jax.numpy.issubdtype(struct.dtype, jax.numpy.inexact))
             leaves.append(ExportLeaf(name, jax.tree_util.keystr(path), None, struct, trains))
             arrays.append(value)
         self.leaves = tuple(leaves)
@@ -89,8 +89,8 @@ class Model:
         leaves = [dataclasses.replace(leaf, value=x) for leaf, x in zip(self.leaves, arrays)]
         store = Store(leaves, (), trainable=True)
         first: dict[int, int] = {}  # the first leaf of each variable, in their order
-        for index, place in enumerate(store.of_leaf):
-            first.setdefault(place, index)
+        for index, number in enumerate(store.of_leaf):
+            first.setdefault(number, index)
         make = self._placement.variable
         variables = [
             make(each.value, self.leaves[index].name, self._flags[index], self._specs[index])
@@ -100,19 +100,19 @@ class Model:
 
     def leaf_variables(self) -> list[Any]:
         """The variable of each leaf that is an array, in their order."""
-        return [self.variables[place] for place in self.store.of_leaf]
+        return [self.variables[number] for number in self.store.of_leaf]
 
     def rebuild(self, arrays: Sequence[Any]) -> Any:
         """The params, with other values for arrays."""
-        leaves = {**self._others, **dict(zip(self._places, arrays))}
+        leaves = {**self._others, **dict(zip(self._indices, arrays))}
         return jax.tree_util.tree_unflatten(self.tree, [leaves[i] for i in range(len(leaves))])
 
     def add_variables(self) -> list[Any]:
         """Creates variables for the arrays in closures of methods, once these are traced."""
         new = self.store.variables[len(self.variables) :]
-        made = [self._placement.variable(each.value, each.name, False, None) for each in new]
-        self.variables.extend(made)
-        return made
+        created = [self._placement.variable(each.value, each.name, False, None) for each in new]
+        self.variables.extend(created)
+        return created
 
     def check(self, params: PyTree) -> list[Any]:
         """The arrays of other params; an error if the variables cannot take them."""
@@ -122,29 +122,29 @@ class Model:
                 "The PyTree structure of the updated parameters must be the same as that of the "
                 f"original parameters. Got new treedef: {tree}, original treedef: {self.tree}"
             )
-        for place, old in self._others.items():
-            if leaves[place] is not old and leaves[place] != old:
+        for index, old in self._others.items():
+            if leaves[index] is not old and leaves[index] != old:
                 raise InvalidArgumentError(
                     "A leaf that is not an array differs; it is part of the exported functions.",
-                    got=f"{leaves[place]!r} instead of {old!r}",
+                    got=f"{leaves[index]!r} instead of {old!r}",
                     write="a new JaxModule",
                 )
-        return [_fitting(leaves[place], leaf) for place, leaf in zip(self._places, self.leaves)]
+        return [_fitting(leaves[index], leaf) for index, leaf in zip(self._indices, self.leaves)]
 
     def ties_hold(self, arrays: Iterable[Any]) -> bool:
         """Whether leaves that are one variable are still equal."""
         first: dict[int, Any] = {}
         return all(
-            value is first.setdefault(place, value) or _same_bytes(value, first[place])
-            for place, value in zip(self.store.of_leaf, arrays)
+            value is first.setdefault(number, value) or _same_bytes(value, first[number])
+            for number, value in zip(self.store.of_leaf, arrays)
         )
 
     def assign(self, params: PyTree, arrays: Sequence[Any]) -> None:
         """Gives the variables the checked arrays of other params, one by one."""
-        for place, value, spec in zip(self.store.of_leaf, arrays, self._specs):
-            self.store.replace(place, value)
-            stored = self._placement.stored(self.store.variables[place].value, spec)
-            self.variables[place].assign(stored)
+        for number, value, spec in zip(self.store.of_leaf, arrays, self._specs):
+            self.store.replace(number, value)
+            stored = self._placement.stored(self.store.variables[number].value, spec)
+            self.variables[number].assign(stored)
         self.params = params
 
 

@@ -124,7 +124,7 @@ def to_dtensor(
     placed = jax.device_put(array, jax.sharding.NamedSharding(jax_mesh, spec))
     layout = dtensor.Layout([axis or dtensor.UNSHARDED for axis in axes], dtensor_mesh)
     # In the order in which DTensor numbers the devices.
-    order = {int(device.id): place for place, device in enumerate(jax_mesh.devices.flat)}
+    order = {int(device.id): index for index, device in enumerate(jax_mesh.devices.flat)}
     shards = sorted(placed.addressable_shards, key=lambda shard: order[int(shard.device.id)])
     return dtensor.pack([np.asarray(shard.data) for shard in shards], layout)
 
@@ -137,12 +137,12 @@ def layout_axes(
 ) -> list[str | None]:
     """Returns one mesh axis or None per dimension."""
     axes: list[str | None] = []
-    for place, names in enumerate(() if pspec is None else pspec):
+    for dimension, names in enumerate(() if pspec is None else pspec):
         names = (names,) if isinstance(names, str) else names or ()
         dividing = [name for name in names if sizes[name] > 1]
         if len(dividing) > 1 and not consolidate:
             raise InvalidArgumentError(
-                f"Dimension {place} of the input array (shape={shape}) is sharded across more than "
+                f"Dimension {dimension} of the input array (shape={shape}) is sharded across more "
                 f"one axis ({names}, sizes = {tuple(sizes[name] for name in names)}) of the mesh, "
                 "which DTensor does not support.",
                 write="allow_multi_axis_sharding_consolidation=True, to shard it over the largest",

@@ -88,15 +88,15 @@ class JaxModule(tf.Module):
         )
         trainable = trainable or False
         self._with_gradient = any(jax.tree_util.tree_leaves(trainable))
-        made = {
+        methods = {
             key: TensorFlowMethod(
                 key, function, shapes[key], self._with_gradient, **(options[key] or {})
             )
             for key, function in functions.items()
         }
         # `tf.Module` would wrap these in its own containers.
-        self._given = SimpleNamespace(
-            functions=functions, shapes=shapes, options=options, jit=jit, methods=made
+        self._arguments = SimpleNamespace(
+            functions=functions, shapes=shapes, options=options, jit=jit, methods=methods
         )
         either = allow_multi_axis_sharding_consolidation or allow_multi_axis_sharding_conslidation
         self._model = Model(params, trainable, pspecs, consolidate=bool(either))
@@ -113,7 +113,9 @@ class JaxModule(tf.Module):
                 method.over(self._model, self._closed_over.extend),
                 method.native if jit is None else jit,
             )
-            for (key, method), jit in zip(self._given.methods.items(), self._given.jit.values())
+            for (key, method), jit in zip(
+                self._arguments.methods.items(), self._arguments.jit.values()
+            )
         }
         self._generation += 1
 
@@ -164,7 +166,7 @@ class JaxModule(tf.Module):
     @property
     def apply_fn_map(self) -> Mapping[str, ApplyFn]:
         """The functions of the module by key."""
-        return self._given.functions
+        return self._arguments.functions
 
     @property
     def model_params(self) -> PyTree:
@@ -174,12 +176,12 @@ class JaxModule(tf.Module):
     @property
     def jax2tf_kwargs_map(self) -> Mapping[str, Any]:
         """The `jax2tf_kwargs` of each method, or None."""
-        return self._given.options
+        return self._arguments.options
 
     @property
     def input_polymorphic_shape_map(self) -> Mapping[str, PyTree]:
         """The `input_polymorphic_shape` of each method."""
-        return self._given.shapes
+        return self._arguments.shapes
 
     def export_module(self) -> JaxModule:
         """The module that is exported: this one."""
@@ -211,16 +213,16 @@ def _by_key(
             "`apply_fn` must be a function of params and input, or several by their keys.",
             got=repr(functions),
         )
-    given = {
+    arguments = {
         "input_polymorphic_shape": dict.fromkeys(functions) if shapes is None else shapes,
         "jax2tf_kwargs": dict.fromkeys(functions) if options is None else options,
         "jit_compile": jit if isinstance(jit, Mapping) else dict.fromkeys(functions, jit),
     }
-    for argument, value in given.items():
+    for argument, value in arguments.items():
         if not (isinstance(value, Mapping) and set(value) == set(functions)):
             raise InvalidArgumentError(
                 f"`{argument}` must have the same structure as that of `apply_fn`.",
                 got=f"{argument}={value!r} for the methods {sorted(functions)}",
                 write=f"{argument}={{" + ", ".join(f"{key!r}: ..." for key in functions) + "}",
             )
-    return [{key: value[key] for key in functions} for value in (functions, *given.values())]
+    return [{key: value[key] for key in functions} for value in (functions, *arguments.values())]

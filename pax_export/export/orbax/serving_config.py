@@ -114,17 +114,17 @@ class ServingConfig:
                     got=f"{len(inputs)} inputs",
                     write="one nested `input_signature`, or a `tf_preprocessor` that returns one",
                 )
-            given, extra = convert(inputs[0] if before is None else before(*inputs)), ()
+            input_of_method, extra = convert(inputs[0] if before is None else before(*inputs)), ()
             if before is not None and self.preprocess_output_passthrough_enabled:
-                if not isinstance(given, tuple) or len(given) != 2:
+                if not isinstance(input_of_method, tuple) or len(input_of_method) != 2:
                     raise InvalidArgumentError(
                         "With a passthrough, the preprocessor output is a tuple of two elements.",
                         where=f"ServingConfig {self.signature_key!r}",
-                        got=str(given),
+                        got=str(input_of_method),
                         write="return {...for the jax function...}, {...for tf_postprocessor...}",
                     )
-                given, *extra = given
-            output = step(given)
+                input_of_method, *extra = input_of_method
+            output = step(input_of_method)
             return output if after is None else convert(after(output, *extra))
 
         return dict.fromkeys(self.get_signature_keys(), inference_fn)

@@ -23,7 +23,7 @@ from pax_export._foundations.jaxpr import bind_equation, called_program, interpr
 from pax_export._foundations.types import ClosedJaxpr, Equation, PyTree
 from pax_export.export.artifact.formats import Format
 from pax_export.export.lowering.lower import export_unchecked
-from pax_export.export.pipeline.export_run import scratch_place
+from pax_export.export.pipeline.export_run import scratch_path
 from pax_export.export.portable.any_size import lowerable
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.exportable import Exportable
@@ -52,8 +52,8 @@ class Divergence:
 
     def __str__(self) -> str:
         where = f"{self.path} ({self.kind})" if self.path and self.kind else self.path or self.kind
-        place = ", ".join(filter(None, (where, self.source)))
-        return f"{self.named} in {place}" if place else self.named
+        location = ", ".join(filter(None, (where, self.source)))
+        return f"{self.named} in {location}" if location else self.named
 
     @property
     def named(self) -> str:
@@ -89,8 +89,8 @@ def _difference_after(
 ) -> str | None:
     """The difference after a step: empty if the part is right, None if it cannot be exported."""
     try:
-        with scratch_place(format) as place:
-            test(model, search.part(last), place)
+        with scratch_path(format) as path:
+            test(model, search.part(last), path)
     except ValidationError as error:
         return str(error.got)
     except PaxError:  # the format does not support an output of this dtype
@@ -154,8 +154,8 @@ class _Operations:
             )
             return results
 
-        told: Any = {"constant": self._constant_number, "callers": callers}
-        results = interpret(program, self._operands, operate, **told)
+        options: Any = {"constant": self._constant_number, "callers": callers}
+        results = interpret(program, self._operands, operate, **options)
         self._results = {results[index] for index in wanted}
         needed, self.steps = set(self._results), list[InlinedOperation]()
         for step in reversed(every):
@@ -169,13 +169,13 @@ class _Operations:
     def run(self, last: int, operands: Sequence[Any]) -> list[Any]:
         """The values computed up to a step that later steps or the results need, by jax."""
         values = {**dict(self._constants.values()), **dict(zip(self._operands, operands))}
-        made = set[int]()
+        computed = set[int]()
         for step in self.steps[: last + 1]:
-            given = [values[number] for number in step.operands]
-            values.update(zip(step.results, bind_equation(step.equation, given)))
-            made.update(step.results)
+            inputs_of_step = [values[number] for number in step.operands]
+            values.update(zip(step.results, bind_equation(step.equation, inputs_of_step)))
+            computed.update(step.results)
         later = {number for step in self.steps[last + 1 :] for number in step.operands}
-        return [values[number] for number in sorted(made & (later | self._results))]
+        return [values[number] for number in sorted(computed & (later | self._results))]
 
 
 class _BisectSearch:
@@ -204,13 +204,13 @@ class _BisectSearch:
             return None  # the parts are right, and only the whole is not
         while bad - good > 1 and time.perf_counter() < self._end:
             for middle in _from_the_middle(good, bad):
-                said = apart_after(middle)
-                if said is not None:
+                difference = apart_after(middle)
+                if difference is not None:
                     break
             else:
                 break
-            if said:
-                bad, apart = middle, said
+            if difference:
+                bad, apart = middle, difference
             else:
                 good = middle
         return steps[bad], apart, bad - good

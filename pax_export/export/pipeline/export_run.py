@@ -164,13 +164,13 @@ class _Bar:
 
 
 @contextmanager
-def scratch_place(format: Format) -> Generator[Path]:
+def scratch_path(format: Format) -> Generator[Path]:
     """A place that a part of a model is written to, for a look at it."""
     with stale_temporaries.scratch() as folder:
-        place = folder / f"part{format.suffix}"
+        path = folder / f"part{format.suffix}"
         if not format.suffix:
-            place.mkdir()
-        yield place
+            path.mkdir()
+        yield path
 
 
 class ExportRun(Progress):
@@ -212,11 +212,11 @@ class ExportRun(Progress):
         """A temporary place that replaces the path when the block ends."""
         return self._writing.replace_path(self.path, self._ours)
 
-    def write_card(self, report: Report, place: Path) -> None:
+    def write_card(self, report: Report, path: Path) -> None:
         """Writes the HTML card, if wanted, into a folder or next to a file."""
         if self._card:
-            of = card_of_folder if place.is_dir() else card_of_file
-            write_card(report, place, of(place), self._drawing)
+            of = card_of_folder if path.is_dir() else card_of_file
+            write_card(report, path, of(path), self._drawing)
 
     def clear(self) -> None:
         """Removes the card of the file that was replaced, if the new one has none."""

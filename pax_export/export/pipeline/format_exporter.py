@@ -17,7 +17,7 @@ from pax_export.export.artifact.formats import Format, import_function
 from pax_export.export.artifact.report import Report, VariableInfo, write_report
 from pax_export.export.lowering.variables import Store
 from pax_export.export.pipeline.arguments import Request
-from pax_export.export.pipeline.export_run import ExportRun, scratch_place
+from pax_export.export.pipeline.export_run import ExportRun, scratch_path
 from pax_export.export.portable import PassOptions, PortableProgram, Weight, optimized
 from pax_export.export.tracing.exportable import Exportable, make_exportable
 from pax_export.export.tracing.programs import Program, refuse_changes, trace_all
@@ -116,7 +116,7 @@ class Contents(ABC):
     variables: Sequence[VariableInfo]
 
     @abstractmethod
-    def write(self, place: Path) -> Any:
+    def write(self, path: Path) -> Any:
         """Writes it, into a folder or to a file; returns facts for the report."""
 
     @abstractmethod
@@ -127,19 +127,19 @@ class Contents(ABC):
         """Returns the stored arrays by name, or none; deferred ones are not read yet."""
         return {}
 
-    def test(self, exporter: FormatExporter, place: Path, run: ExportRun) -> dict[str, float]:
+    def test(self, exporter: FormatExporter, path: Path, run: ExportRun) -> dict[str, float]:
         """Validates the export; returns the largest error of each output."""
         here = exporter.run_here() if exporter.one_by_one else None
         cases = self.cases(run.budget)
-        return validate(exporter.format, place, cases, run.separate, exporter.factor, here)
+        return validate(exporter.format, path, cases, run.separate, exporter.factor, here)
 
     def test_instead(
         self, contents: Contents, exporter: FormatExporter, run: ExportRun
     ) -> dict[str, float]:
         """Validates other contents, written to a scratch file."""
-        with scratch_place(exporter.format) as place:
-            contents.write(place)
-            return contents.test(exporter, place, run)
+        with scratch_path(exporter.format) as path:
+            contents.write(path)
+            return contents.test(exporter, path, run)
 
     def part(self, exporter: FormatExporter) -> FormatExporter | None:
         """The exporter of parts of this model."""
@@ -150,12 +150,12 @@ class Contents(ABC):
         return None
 
     @abstractmethod
-    def report_fields(self, place: Path, written: Any, run: ExportRun) -> dict[str, Any]:
+    def report_fields(self, path: Path, written: Any, run: ExportRun) -> dict[str, Any]:
         """Returns the format's own fields of the report; `written` is the result of `write`."""
 
-    def write_report(self, report: Report, place: Path, written: Any) -> None:
+    def write_report(self, report: Report, path: Path, written: Any) -> None:
         """Writes the report next to the export."""
-        write_report(report, place)
+        write_report(report, path)
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ class ProgramContents(Contents):
         return {each.name: each.value for each in self.store.variables}
 
     def cases(self, budget: Budget) -> Iterator[Case]:
-        leaves = [self.store.variables[place].value for place in self.store.of_leaf]
+        leaves = [self.store.variables[number].value for number in self.store.of_leaf]
         parts = (
             ProgramCases(each, leaves, self.examples.get(each.key, ())) for each in self.programs
         )
@@ -186,7 +186,7 @@ def portable_program(
     """
     traced = program.traced
     count = len(traced.structs) - len(program.inputs.flat)
-    variables = [store.variables[place] for place in store.of_leaf[:count]]
+    variables = [store.variables[number] for number in store.of_leaf[:count]]
     leaves = [Weight(each.name, each.value) for each in variables]
     if options is None:
         return PortableProgram(traced.program, tuple(leaves))

@@ -30,14 +30,14 @@ from pax_export.core import Module, label_modules, named_modules, traced_anew
 from pax_export.export.artifact.report import Report, is_tested
 from pax_export.export.pipeline.arguments import Request, check_state
 from pax_export.export.pipeline.bisect import Divergence, bisect, bisect_calls
-from pax_export.export.pipeline.export_run import ExportRun, scratch_place
+from pax_export.export.pipeline.export_run import ExportRun, scratch_path
 from pax_export.export.pipeline.format_exporter import Contents, FormatExporter
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.programs import Program
 from pax_export.export.tracing.source_lines import (
     Chain,
-    join_places,
+    join_texts,
     module_path,
     operations,
     source_text,
@@ -143,15 +143,15 @@ class _Export:
     def write(self) -> Report:
         run = self.run
         contents = self.exporter.make(run, self.request)
-        with run.place() as place:
+        with run.place() as path:
             while True:
                 with run.phase("write"):
-                    written = contents.write(place)
+                    written = contents.write(path)
                 if self.exporter.tests_reported:
-                    report = self._make_report(contents, place, written, {})
-                    contents.write_report(report, place, written)
+                    report = self._make_report(contents, path, written, {})
+                    contents.write_report(report, path, written)
                 try:
-                    errors = self._test(contents, place, written)
+                    errors = self._test(contents, path, written)
                     break
                 except ValidationError as error:
                     other = contents.instead(error)
@@ -159,28 +159,28 @@ class _Export:
                         self._locate_divergence(error, contents)
                         raise
                     contents = other
-                    for each in place.iterdir():
+                    for each in path.iterdir():
                         shutil.rmtree(each) if each.is_dir() else each.unlink()
-            report = self._make_report(contents, place, written, errors)
+            report = self._make_report(contents, path, written, errors)
             if run.calls and report.validated is None:
                 write = (
                     "examples=, or specs with other sizes, outside of jax.set_mesh (a program for "
                     "several devices is not called)"
                 )
                 warnings.warn(_not_validated(self.request, NO_CALL, write), stacklevel=4)
-            run.write_card(report, place)
-            contents.write_report(report, place, written)
+            run.write_card(report, path)
+            contents.write_report(report, path, written)
         run.clear()
         return report
 
-    def _test(self, contents: Contents, place: Path, written: object) -> dict[str, float]:
+    def _test(self, contents: Contents, path: Path, written: object) -> dict[str, float]:
         """Validates the export; a failure is attributed to non-finite weights if there are any."""
         exporter, run = self.exporter, self.run
         if exporter.runtime and run.calls and not run.separate:
             with run.loading(exporter.runtime, exporter.format.runtime[0]):
                 exporter.load(self.request)
         try:
-            errors = run.tested(lambda: contents.test(exporter, place, run))
+            errors = run.tested(lambda: contents.test(exporter, path, run))
         except ValidationError as error:
             names = not_finite(contents.stored())
             if not names:
@@ -217,8 +217,8 @@ class _Export:
             if probe.input:
                 values.append(probe.value)
         for (only, operation, where), values in listed.items():
-            place = f"{where} {', '.join(values)}".strip()
-            at = f"{operation} ({place})" if operation else place
+            location = f"{where} {', '.join(values)}".strip()
+            at = f"{operation} ({location})" if operation else location
             budget.differs.append(f"differs from jax{only} at: {at}")
 
     def _find_operations(
@@ -229,13 +229,15 @@ class _Export:
         with traced_anew():
             model, programs = part.trace(dataclasses.replace(self.request, model=labeled))
 
-        def call_with(model: Exportable, program: Program, given: Sequence[Arrays]) -> list[Arrays]:
+        def call_with(
+            model: Exportable, program: Program, arguments: Sequence[Arrays]
+        ) -> list[Arrays]:
             contents = part.lower(model, (program,), self.request)
-            with scratch_place(part.format) as place:
-                contents.write(place)
-                cases = [Case(program.key, inputs, {}) for inputs in given]
+            with scratch_path(part.format) as path:
+                contents.write(path)
+                cases = [Case(program.key, inputs, {}) for inputs in arguments]
                 here = part.run_here() if part.one_by_one else None
-                return call_export(part.format, place, cases, self.run.separate, here)
+                return call_export(part.format, path, cases, self.run.separate, here)
 
         by_case: dict[int, Divergence | None] = {}
         for program in programs:
@@ -255,11 +257,11 @@ class _Export:
             return  # they are the cause, not an operation
         model, kinds = with_paths(request.model)
 
-        def test(model: Exportable, program: Program, place: Path) -> None:
+        def test(model: Exportable, program: Program, path: Path) -> None:
             run.budget = Budget()
             contents = part.lower(model, (program,), request)
-            contents.write(place)
-            contents.test(part, place, run)
+            contents.write(path)
+            contents.test(part, path, run)
 
         # It only improves a message: a failure here must not hide the error.
         with run.phase("find the operation"), contextlib.suppress(Exception):
@@ -272,11 +274,11 @@ class _Export:
                 error.got = f"{error.got}{apart}"
 
     def _make_report(
-        self, contents: Contents, place: Path, written: object, errors: dict[str, float]
+        self, contents: Contents, path: Path, written: object, errors: dict[str, float]
     ) -> Report:
         run, request = self.run, self.request
         fields: dict[str, Any] = {"oldest_tensorflow": "", "stablehlo": "", "calling_convention": 0}
-        fields |= contents.report_fields(place, written, run)
+        fields |= contents.report_fields(path, written, run)
         if request.quantization is not None:
             details = dict(fields.get("details", {}))
             lost = {"weights lose": request.quantization.summary()}
@@ -308,8 +310,8 @@ def _named(divergence: Divergence | None) -> str:
     """An operation and its module, or its line; "" if it was not found."""
     if divergence is None:
         return ""
-    place = divergence.path or divergence.source
-    return f"{divergence.named} in {place}" if place else divergence.named
+    location = divergence.path or divergence.source
+    return f"{divergence.named} in {location}" if location else divergence.named
 
 
 def _apart_far(
@@ -359,7 +361,7 @@ def name_modules(error: PaxError, exporter: FormatExporter, request: Request) ->
             labeled = dataclasses.replace(request, model=net)
             chains = _refused_again(error, exporter, labeled) or chains
         named = [(_module_text(chain, kinds), chain) for chain in chains]
-        error.where = join_places(
+        error.where = join_texts(
             ", ".join(filter(None, (n, source_text(chain)))) for n, chain in named
         )
 
@@ -369,8 +371,8 @@ def _refused_again(
 ) -> tuple[Chain, ...]:
     """Returns the operations of the error of another export, if it is the same error."""
     try:
-        with traced_anew(), scratch_place(exporter.format) as place:
-            exporter.lower(*exporter.trace(request), request).write(place)
+        with traced_anew(), scratch_path(exporter.format) as path:
+            exporter.lower(*exporter.trace(request), request).write(path)
     except PaxError as other:
         if other.what == error.what:
             return operations(other)

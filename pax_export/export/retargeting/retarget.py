@@ -164,13 +164,15 @@ def retarget(
     """
     compatibility.parse_consumer(consumer)
     source = as_path(path)
-    place = source if out is None else as_path(out, "out")
+    target_path = source if out is None else as_path(out, "out")
     # Before the path is checked: there may be nothing to repair.
     model = foreign.read_saved_model(source, "retarget")
     check_saved_model(source, trusted=True)  # it is screened below, if it is run
     # In place, all files of the model are copied, including unknown ones.
-    ours = now_in(source) if _same_place(source, place) else _mended_or_ours
-    making = ExportRun(ANY, place, validate=validate, overwrite=overwrite, phases=3, ours=ours)
+    ours = now_in(source) if _same_place(source, target_path) else _mended_or_ours
+    making = ExportRun(
+        ANY, target_path, validate=validate, overwrite=overwrite, phases=3, ours=ours
+    )
     with making as run:
         with run.phase("mend"):
             modules = mend(model, source)
@@ -190,9 +192,9 @@ def retarget(
     return report
 
 
-def _same_place(source: Path, place: Path) -> bool:
+def _same_place(source: Path, other: Path) -> bool:
     with suppress(OSError, ValueError):
-        return source.samefile(place)
+        return source.samefile(other)
     return False
 
 
@@ -360,7 +362,7 @@ class Trial:
     ) -> list[tuple[Case, Any, Any]]:
         """Calls of these signatures, with the results of either model."""
         cases = [case for key in sorted(keys) for case in _cases(key, self._signatures[key], sizes)]
-        results = (call_export(ANY, place, cases, self._separate) for place in (old, new))
+        results = (call_export(ANY, path, cases, self._separate) for path in (old, new))
         return list(zip(cases, *results))
 
     def _judge_signature(self, key: str, tried: list[tuple[Case, Any, Any]]) -> None:

@@ -47,23 +47,23 @@ def dropped_state(
 ) -> Dropped:
     """State that a traced function drops; `assigned` leaves differ in each call."""
     flow = _Dependencies(program, len(leaves))
-    varies = flow.inputs | _union_of_bits(1 << place for place in assigned)
+    varies = flow.inputs | _union_of_bits(1 << index for index in assigned)
     live = _union_of_bits(flow.results(needed_part(program)))
     keys: dict[str, str] = {}
     for origins, chain in flow.draws.values():
         if not origins & varies:
-            for place in flow.places(origins):
-                if _is_key(flow.avals[place]):
-                    keys.setdefault(_leaf_name(leaves, place, "a key"), source_text(chain))
+            for index in flow.indices_of(origins):
+                if _is_key(flow.avals[index]):
+                    keys.setdefault(_leaf_name(leaves, index, "a key"), source_text(chain))
     values: dict[str, str] = {}
     for origin, aval, chain in flow.averages(program):
-        for place in flow.places(origin & ~live & ~flow.inputs):
-            if flow.avals[place].shape == aval.shape:
-                values.setdefault(_leaf_name(leaves, place, "an array"), source_text(chain))
+        for index in flow.indices_of(origin & ~live & ~flow.inputs):
+            if flow.avals[index].shape == aval.shape:
+                values.setdefault(_leaf_name(leaves, index, "an array"), source_text(chain))
     return Dropped(keys, values)
 
 
-def made_of_inputs(program: ClosedJaxpr, leaves: int) -> list[bool]:
+def depend_on_inputs(program: ClosedJaxpr, leaves: int) -> list[bool]:
     """Returns the results of a program that depend on inputs (the operands after its leaves)."""
     flow = _Dependencies(program, leaves)
     return [bool(origins & flow.inputs) for origins in flow.results(jaxpr_of(program))]
@@ -97,10 +97,10 @@ def passed_on(program: ClosedJaxpr) -> list[int | None]:
         """A carry is passed on if the body returns it at its own place."""
         while True:
             results = run(body, [*constants, *carry, *inputs])
-            kept = [old if new == old else None for old, new in zip(carry, results)]
-            if kept == carry:
+            same = [old if new == old else None for old, new in zip(carry, results)]
+            if same == carry:
                 return results
-            carry = kept
+            carry = same
 
     run = partial(interpret, operate=operate, constant=lambda value: None)
     return run(program, range(len(program.jaxpr.invars)))
@@ -110,8 +110,8 @@ def passed_on(program: ClosedJaxpr) -> list[int | None]:
 _COPIES = frozenset({"copy", "copy_p", "optimization_barrier", "sharding_constraint"})
 
 
-def _leaf_name(leaves: Sequence[str], place: int, what: str) -> str:
-    return leaves[place] if place < len(leaves) else f"{what} that the function closes over"
+def _leaf_name(leaves: Sequence[str], index: int, what: str) -> str:
+    return leaves[index] if index < len(leaves) else f"{what} that the function closes over"
 
 
 class _Dependencies:
@@ -124,19 +124,19 @@ class _Dependencies:
         self.draws: dict[tuple[int, ...], tuple[int, Chain]] = {}
         self._constants = dict(zip(program.jaxpr.constvars, getattr(program, "consts", ())))
         #: By id: the bit of a constant, and itself, which keeps the id.
-        self._held: dict[int, tuple[int, Any]] = {}
+        self._constant_bits: dict[int, tuple[int, Any]] = {}
 
     def results(self, jaxpr: Jaxpr) -> list[int]:
         """Returns the dependencies of each result of a program, or of a part of it."""
         return self._run(jaxpr, self._operand_bits(jaxpr), ())
 
     def _operand_bits(self, jaxpr: Jaxpr) -> list[int]:
-        given = [1 << index for index in range(len(jaxpr.invars))]
+        operands = [1 << index for index in range(len(jaxpr.invars))]
         if getattr(jaxpr, "consts", ()):  # since jax 0.12 a jaxpr may have them itself
-            return given
+            return operands
         return [
             *(self._constant_bit(self._constants.get(each)) for each in jaxpr.constvars),
-            *given,
+            *operands,
         ]
 
     def averages(self, program: ClosedJaxpr) -> list[tuple[int, Any, Chain]]:
@@ -171,9 +171,9 @@ class _Dependencies:
         run(program.jaxpr, [_Sum({bit: 1.0}) if bit else _Sum() for bit in bits])
         return found
 
-    def places(self, origins: int) -> list[int]:
+    def indices_of(self, origins: int) -> list[int]:
         """The operands and constants of these bits, by number."""
-        return [place for place in range(len(self.avals)) if origins >> place & 1]
+        return [index for index in range(len(self.avals)) if origins >> index & 1]
 
     def _constant_bit(self, value: Any) -> int:
         """Returns the bit of a constant array; 0 for scalars, which are literals."""
@@ -183,57 +183,57 @@ class _Dependencies:
             or not (math.prod(value.shape) > 1 or _is_key(value))
         ):
             return 0
-        if id(value) not in self._held:
-            self._held[id(value)] = 1 << len(self.avals), value
+        if id(value) not in self._constant_bits:
+            self._constant_bits[id(value)] = 1 << len(self.avals), value
             self.avals.append(value)
-        return self._held[id(value)][0]
+        return self._constant_bits[id(value)][0]
 
-    def _run(self, program: TracedProgram, given: Sequence[int], callers: Chain) -> list[int]:
+    def _run(self, program: TracedProgram, bits: Sequence[int], callers: Chain) -> list[int]:
         def operate(equation: Equation, operands: list[int]) -> list[int]:
             chain = (*callers, equation)
             if size := DRAWS.get(equation.primitive.name):
-                place = tuple(map(id, chain))
-                before = self.draws.get(place, (0, chain))[0]
-                self.draws[place] = before | _union_of_bits(operands[:size]), chain
+                identity = tuple(map(id, chain))
+                before = self.draws.get(identity, (0, chain))[0]
+                self.draws[identity] = before | _union_of_bits(operands[:size]), chain
             return self._run_equation(equation, operands, chain)
 
-        return interpret(program, given, operate, constant=self._constant_bit)
+        return interpret(program, bits, operate, constant=self._constant_bit)
 
-    def _run_equation(self, equation: Equation, given: list[int], chain: Chain) -> list[int]:
+    def _run_equation(self, equation: Equation, bits: list[int], chain: Chain) -> list[int]:
         name, parameters = equation.primitive.name, equation.params
         called = called_program(equation)
-        if called is not None and len(_operands_of(called)) == len(given):
-            return self._run(called, given, chain)
+        if called is not None and len(_operands_of(called)) == len(bits):
+            return self._run(called, bits, chain)
         if name == "scan":
-            constants, carry, _ = map(len, scan_operands(parameters, given))
+            constants, carry, _ = map(len, scan_operands(parameters, bits))
             within = slice(constants, constants + carry)
-            return self._run_loop(parameters["jaxpr"], given, within, chain)
+            return self._run_loop(parameters["jaxpr"], bits, within, chain)
         if name == "while":
             condition, body = parameters["cond_nconsts"], parameters["body_nconsts"]
-            inside = given[condition:]
+            inside = bits[condition:]
             found = self._run_loop(
                 parameters["body_jaxpr"], inside, slice(body, len(inside)), chain
             )
-            ends = self._run(parameters["cond_jaxpr"], [*given[:condition], *found], chain)
+            ends = self._run(parameters["cond_jaxpr"], [*bits[:condition], *found], chain)
             return [each | _union_of_bits(ends) for each in found]
         if name == "cond":
-            branches = [self._run(each, given[1:], chain) for each in parameters["branches"]]
-            return [given[0] | _union_of_bits(each) for each in zip(*branches)]
-        every = _union_of_bits(given)
+            branches = [self._run(each, bits[1:], chain) for each in parameters["branches"]]
+            return [bits[0] | _union_of_bits(each) for each in zip(*branches)]
+        every = _union_of_bits(bits)
         for inner in inner_programs(equation):
             every |= _union_of_bits(self._run(inner, [every] * len(_operands_of(inner)), chain))
         return [every] * len(equation.outvars)
 
     def _run_loop(
-        self, body: TracedProgram, given: list[int], carry: slice, chain: Chain
+        self, body: TracedProgram, bits: list[int], carry: slice, chain: Chain
     ) -> list[int]:
         """Iterates a loop body until the dependencies of its carry do not change."""
         while True:
-            results = self._run(body, given, chain)
-            new = [old | found for old, found in zip(given[carry], results)]
-            if new == given[carry]:
+            results = self._run(body, bits, chain)
+            new = [old | found for old, found in zip(bits[carry], results)]
+            if new == bits[carry]:
                 return results
-            given = [*given[: carry.start], *new, *given[carry.stop :]]
+            bits = [*bits[: carry.start], *new, *bits[carry.stop :]]
 
 
 #: The term of a constant number in a `_Sum`, which is the bit of nothing.

@@ -119,18 +119,31 @@ def _of_module(
     trainable = {path for path, _ in paths}
     halves = _halves_of_policies(module) if outputs == "float32" else frozenset()
 
-    def find(given: str | Callable[..., Any] | None) -> ModelMethod | None:
-        if given == CALL and function is not None:
-            given = function
-        elif isinstance(given, str):  # not a method of the metaclass, which makes instances
+    def find(function_or_name: str | Callable[..., Any] | None) -> ModelMethod | None:
+        if function_or_name == CALL and function is not None:
+            function_or_name = function
+        elif isinstance(
+            function_or_name, str
+        ):  # not a method of the metaclass, which makes instances
             owners = type(module).__mro__
-            given = next((vars(owner)[given] for owner in owners if given in vars(owner)), None)
-        return ModelMethod(_with_state(given, halves), given) if callable(given) else None
+            function_or_name = next(
+                (
+                    vars(owner)[function_or_name]
+                    for owner in owners
+                    if function_or_name in vars(owner)
+                ),
+                None,
+            )
+        return (
+            ModelMethod(_with_state(function_or_name, halves), function_or_name)
+            if callable(function_or_name)
+            else None
+        )
 
     name = type(module).__name__
     leaves, tree = _make_leaves(module, trainable.__contains__)
-    made = _make_methods(methods, name, find)
-    return Exportable(name, leaves, tree, made)
+    entries = _make_methods(methods, name, find)
+    return Exportable(name, leaves, tree, entries)
 
 
 def _with_state(
@@ -157,9 +170,9 @@ def _halves_of_policies(module: Module) -> frozenset:
 
 
 def _of_form(form: ModelForm, methods: Mapping[str, Any] | None) -> Exportable:
-    def find(given: str | Callable[..., Any]) -> ModelMethod | None:
-        found = form.method(given) if isinstance(given, str) else None
-        entry = entry_of(given) if callable(given) else found
+    def find(function_or_name: str | Callable[..., Any]) -> ModelMethod | None:
+        found = form.method(function_or_name) if isinstance(function_or_name, str) else None
+        entry = entry_of(function_or_name) if callable(function_or_name) else found
         return None if entry is None else replace(entry, call=partial(run, entry.call))
 
     def run(
@@ -180,26 +193,26 @@ def _of_form(form: ModelForm, methods: Mapping[str, Any] | None) -> Exportable:
         return output, after if same else tree
 
     leaves, tree = _make_leaves(form.tree, form.is_trainable)
-    made = _make_methods(methods, form.name, find)
-    return Exportable(form.name, leaves, tree, made, form=form)
+    entries = _make_methods(methods, form.name, find)
+    return Exportable(form.name, leaves, tree, entries, form=form)
 
 
 def _make_methods(
     methods: Mapping[str, Any] | None, owner: str, find: Callable[[Any], ModelMethod | None]
 ) -> tuple[ModelMethod, ...]:
-    def method(key: str, given: str | Callable[..., Any]) -> ModelMethod:
-        entry = find(given)
+    def method(key: str, function: str | Callable[..., Any]) -> ModelMethod:
+        entry = find(function)
         if entry is None:
             raise InvalidArgumentError(
                 f"{owner} does not have this method.",
                 where=f"methods[{key!r}]",
-                got=repr(given),
+                got=repr(function),
                 write="a method of it, methods={'encode': 'encode'} with inputs={'encode': ...}, "
                 "or a function that takes the model first",
             )
         return replace(entry, key=key)
 
-    return tuple(method(key, given) for key, given in (methods or {DEFAULT: CALL}).items())
+    return tuple(method(key, function) for key, function in (methods or {DEFAULT: CALL}).items())
 
 
 def _make_leaves(
@@ -257,8 +270,8 @@ def with_train_mode(
         training = jax.tree_util.tree_structure(owner if owner.training else owner.train())
 
         def run(tree: Module, *args: PyTree, **kwargs: PyTree) -> tuple[Any, Any]:
-            given = jax.tree_util.tree_unflatten(training, jax.tree_util.tree_leaves(tree))
-            output, after = method.call(given, *args, **kwargs)
+            training_model = jax.tree_util.tree_unflatten(training, jax.tree_util.tree_leaves(tree))
+            output, after = method.call(training_model, *args, **kwargs)
             return output, enable_eval_mode(after)
 
     return replace(
@@ -290,8 +303,8 @@ def with_step(
 
     def call(state: tuple[Any, Any], *batch: PyTree) -> tuple[Any, Any]:
         leaves = jax.tree_util.tree_leaves(state[0])
-        given = jax.tree_util.tree_unflatten(training, leaves)
-        result = step(opened(given), unwrap_static(state[1]), *batch)
+        model_now = jax.tree_util.tree_unflatten(training, leaves)
+        result = step(opened(model_now), unwrap_static(state[1]), *batch)
         if not (isinstance(result, tuple) and len(result) == 3):
             raise InvalidArgumentError(
                 "A training step must return (model, optimizer, metrics).",

@@ -264,15 +264,15 @@ def _convolution_work(equation: Equation) -> Any:
     image, kernel = (variable.aval.shape for variable in equation.invars)
     output = equation.outvars[0].aval.shape
     positions: Any = 1
-    for place in range(len(numbers.lhs_spec) - 2):
+    for axis in range(len(numbers.lhs_spec) - 2):
         positions *= _valid_positions(
-            image[numbers.lhs_spec[2 + place]],
-            kernel[numbers.rhs_spec[2 + place]],
-            output[numbers.out_spec[2 + place]],
-            equation.params["window_strides"][place],
-            equation.params["padding"][place],
-            equation.params["lhs_dilation"][place],
-            equation.params["rhs_dilation"][place],
+            image[numbers.lhs_spec[2 + axis]],
+            kernel[numbers.rhs_spec[2 + axis]],
+            output[numbers.out_spec[2 + axis]],
+            equation.params["window_strides"][axis],
+            equation.params["padding"][axis],
+            equation.params["lhs_dilation"][axis],
+            equation.params["rhs_dilation"][axis],
         )
     inputs = kernel[numbers.rhs_spec[1]]  # per group
     batch = image[numbers.lhs_spec[0]]
@@ -302,8 +302,10 @@ def _valid_positions(
             high = min(output, (extent - 1 - first) // stride + 1)
             count += max(0, high - low)
         else:
-            places = (start + first for start in starts)
-            count += sum(0 <= place < extent and place % spread == 0 for place in places)
+            positions = (start + first for start in starts)
+            count += sum(
+                0 <= position < extent and position % spread == 0 for position in positions
+            )
     return count
 
 

@@ -48,7 +48,7 @@ class Repeat:
         return self.start + self.length * self.count
 
     @property
-    def places(self) -> range:
+    def starts(self) -> range:
         """The first equation of each copy."""
         return range(self.start, self.stop, self.length)
 
@@ -87,24 +87,24 @@ class _Wires:
             self.last.update((atom, i) for atom in equation.invars if not is_literal(atom))
         self.last.update((a, len(jaxpr.eqns)) for a in jaxpr.outvars if not is_literal(a))
         change = np.zeros(len(jaxpr.eqns) + 2, np.int64)
-        for place, equation in enumerate(jaxpr.eqns):
+        for index, equation in enumerate(jaxpr.eqns):
             for variable in equation.outvars:
-                change[place + 1] += 1
-                change[self.last.get(variable, place) + 1] -= 1
+                change[index + 1] += 1
+                change[self.last.get(variable, index) + 1] -= 1
         self.crossing = np.cumsum(change)
 
     def read_from(self, equations: Sequence[Any]) -> list[Any]:
         """The variables that equations read and do not make, in order."""
-        made = {out for equation in equations for out in equation.outvars}
+        own = {out for equation in equations for out in equation.outvars}
         read = [atom for equation in equations for atom in equation.invars]
-        return list(dict.fromkeys(a for a in read if not is_literal(a) and a not in made))
+        return list(dict.fromkeys(a for a in read if not is_literal(a) and a not in own))
 
     def used_after(self, equations: Sequence[Any], stop: int) -> set[tuple[int, int]]:
         """Returns the results of these equations that are read later, by equation and index."""
         return {
-            (i, place)
+            (i, number)
             for i, equation in enumerate(equations)
-            for place, out in enumerate(equation.outvars)
+            for number, out in enumerate(equation.outvars)
             if self.last.get(out, -1) >= stop
         }
 
@@ -143,7 +143,7 @@ def _candidates(kinds: np.ndarray) -> Iterator[tuple[Repeat, int]]:
 
 def _equal_runs(equations: Sequence[Any], repeat: Repeat, exactly: Alike) -> Iterator[Repeat]:
     """Yields runs of copies that are exactly equal, with equal wiring."""
-    copies = [equations[place : place + repeat.length] for place in repeat.places]
+    copies = [equations[first : first + repeat.length] for first in repeat.starts]
     described = [(_wiring_of(copy), exactly.numbers(copy).tolist()) for copy in copies]
     start = repeat.start
     for _, run in groupby(described):
@@ -154,15 +154,15 @@ def _equal_runs(equations: Sequence[Any], repeat: Repeat, exactly: Alike) -> Ite
 
 def _wiring_of(equations: Sequence[Any]) -> list[Hashable]:
     """The origin of each operand: the result of an equation, or a value from outside."""
-    made: dict[Any, Hashable] = {}
+    created: dict[Any, Hashable] = {}
     outside: dict[Any, int] = {}
     wiring: list[Hashable] = []
     for i, equation in enumerate(equations):
         for atom in equation.invars:
             if not is_literal(atom):
-                inner = made.get(atom)
+                inner = created.get(atom)
                 wiring.append(outside.setdefault(atom, len(outside)) if inner is None else inner)
-        made.update((out, (i, place)) for place, out in enumerate(equation.outvars))
+        created.update((out, (i, number)) for number, out in enumerate(equation.outvars))
     return wiring
 
 
@@ -179,12 +179,12 @@ class _Segment:
 
 
 def _make_segments(jaxpr: Jaxpr, wires: _Wires, repeats: Sequence[Repeat]) -> Iterator[_Segment]:
-    place = 0
+    start = 0
     for repeat in repeats:
-        yield _plain_segment(jaxpr, wires, place, repeat.start)
+        yield _plain_segment(jaxpr, wires, start, repeat.start)
         yield from _copy_segments(jaxpr, wires, repeat)
-        place = repeat.stop
-    yield _plain_segment(jaxpr, wires, place, len(jaxpr.eqns))
+        start = repeat.stop
+    yield _plain_segment(jaxpr, wires, start, len(jaxpr.eqns))
 
 
 def _plain_segment(jaxpr: Jaxpr, wires: _Wires, start: int, stop: int) -> _Segment:
@@ -196,10 +196,10 @@ def _plain_segment(jaxpr: Jaxpr, wires: _Wires, start: int, stop: int) -> _Segme
 
 def _copy_segments(jaxpr: Jaxpr, wires: _Wires, repeat: Repeat) -> Iterator[_Segment]:
     """Returns all copies, as calls of the first one."""
-    copies = [jaxpr.eqns[place : place + repeat.length] for place in repeat.places]
+    copies = [jaxpr.eqns[start : start + repeat.length] for start in repeat.starts]
     used: set[tuple[int, int]] = set()
-    for place, copy in zip(repeat.places, copies):
-        used |= wires.used_after(copy, place + repeat.length)
+    for start, copy in zip(repeat.starts, copies):
+        used |= wires.used_after(copy, start + repeat.length)
     first = copies[0]
     call = call_part(jaxpr, first, wires.read_from(first), _outputs_used(first, used))
 
@@ -212,7 +212,7 @@ def _copy_segments(jaxpr: Jaxpr, wires: _Wires, repeat: Repeat) -> Iterator[_Seg
 
 
 def _outputs_used(equations: Sequence[Any], used: set[tuple[int, int]]) -> list[Any]:
-    return [equations[i].outvars[place] for i, place in sorted(used)]
+    return [equations[i].outvars[number] for i, number in sorted(used)]
 
 
 _OWN_DERIVATIVE = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")
@@ -291,8 +291,8 @@ class Alike:
         operands = [_struct_of_aval(atom.aval) for atom in equation.invars]
         results = [_struct_of_aval(variable.aval) for variable in equation.outvars]
 
-        def pull_back(given: list[Any], cotangents: list[Any]) -> Any:
-            return jax.vjp(lambda *values: list(bind_equation(equation, values)), *given)[1](
+        def pull_back(primals: list[Any], cotangents: list[Any]) -> Any:
+            return jax.vjp(lambda *values: list(bind_equation(equation, values)), *primals)[1](
                 cotangents
             )
 

@@ -31,7 +31,12 @@ from pax_export._foundations.types import Array, Equation, PyTree, TracedProgram
 from pax_export.checkpoint import StoredArray
 from pax_export.export.artifact import dimensions
 from pax_export.export.tracing import dtypes
-from pax_export.export.tracing.dropped_state import DRAWS, dropped_state, made_of_inputs, passed_on
+from pax_export.export.tracing.dropped_state import (
+    DRAWS,
+    depend_on_inputs,
+    dropped_state,
+    passed_on,
+)
 from pax_export.export.tracing.exportable import Exportable, ExportLeaf
 from pax_export.export.tracing.inputs import Input, Inputs, resolve_inputs
 from pax_export.export.tracing.model_form import ModelMethod
@@ -107,13 +112,15 @@ def trace_all(
             _check_keys(keys, dict.fromkeys(keys) | dict(kwargs), "kwargs")
     described = []
     for method in model.methods:
-        given, named = inputs, kwargs
+        described_inputs, named = inputs, kwargs
         if method.trains:
-            given, named = train_inputs, None
+            described_inputs, named = train_inputs, None
         elif several:
-            given, named = inputs[method.key], (kwargs or {}).get(method.key)
+            described_inputs, named = inputs[method.key], (kwargs or {}).get(method.key)
         described.append(
-            functools.partial(resolve_inputs, method.signature_of, method.skip, given, named)
+            functools.partial(
+                resolve_inputs, method.signature_of, method.skip, described_inputs, named
+            )
         )
     resolved = _resolve_all(described, constraints)
     programs = []
@@ -121,15 +128,15 @@ def trace_all(
         try:
             programs.append(trace_one(model, method, found))
         except TypeError as error:
-            if type(given := resolve.args[2]) is dict:
-                error.add_note(_meaning_of_dict(given, found))
+            if type(described_inputs := resolve.args[2]) is dict:
+                error.add_note(_meaning_of_dict(described_inputs, found))
             raise
     return tuple(programs)
 
 
-def _meaning_of_dict(given: dict, found: Inputs) -> str:
-    if given.keys() <= found.arguments.keys():
-        return f"The inputs are arguments by name, {sorted(given)}; a dict as one: ({{...}},)."
+def _meaning_of_dict(keys: dict, found: Inputs) -> str:
+    if keys.keys() <= found.arguments.keys():
+        return f"The inputs are arguments by name, {sorted(keys)}; a dict as one: ({{...}},)."
     (name,) = found.positional
     return f"The inputs are one argument, the dict {name!r}; arguments by name: {{{name!r}: ...}}."
 
@@ -150,19 +157,19 @@ def _resolve_all(
                 got=repr(constraint),
                 write=f"a constraint on {', '.join(known)}" if known else "no constraints",
             )
-    for place, inputs in enumerate(found):
+    for index, inputs in enumerate(found):
         own = [each for each, names in about.items() if set(names) <= inputs.named]
         if len(own) < len(about):
-            found[place] = described[place](own)
+            found[index] = described[index](own)
     return found
 
 
-def _check_keys(keys: Sequence[str], given: PyTree, argument: str) -> None:
-    if not isinstance(given, Mapping) or sorted(given) != sorted(keys):
+def _check_keys(keys: Sequence[str], by_key: PyTree, argument: str) -> None:
+    if not isinstance(by_key, Mapping) or sorted(by_key) != sorted(keys):
         raise InvalidArgumentError(
             "With methods=, inputs and kwargs must be dicts over methods.",
             where=argument,
-            got=sorted(given) if isinstance(given, Mapping) else type(given).__name__,
+            got=sorted(by_key) if isinstance(by_key, Mapping) else type(by_key).__name__,
             write=f"{argument}={{" + ", ".join(f"{key!r}: ..." for key in keys) + "}",
         )
 
@@ -170,12 +177,12 @@ def _check_keys(keys: Sequence[str], given: PyTree, argument: str) -> None:
 def trace_one(model: Exportable, method: ModelMethod, inputs: Inputs) -> Program:
     """Traces one method with inputs that are named and abstract already."""
     seen: dict[str, Any] = {"same": frozenset()}
-    held: dict[int, Any] = {}  # the leaves that Python reads, as values
+    constants: dict[int, Any] = {}  # the leaves that Python reads, as values
     structs = [leaf.struct for leaf in model.leaves] + [entry.struct for entry in inputs.flat]
 
     def run(operands: list[Any]) -> list[Any]:
         values = [dtypes.restore(value, struct) for value, struct in zip(operands, structs)]
-        values = [held.get(place, value) for place, value in enumerate(values)]
+        values = [constants.get(index, value) for index, value in enumerate(values)]
         leaves, flat = values[: len(model.leaves)], values[len(model.leaves) :]
         args, kwargs = inputs.call(flat)
         output, after = model.run(method, leaves, args, kwargs)
@@ -194,15 +201,15 @@ def trace_one(model: Exportable, method: ModelMethod, inputs: Inputs) -> Program
                 traced = trace(lambda operands: run(operands), stored)
                 break
             except OF_VALUES as error:
-                read = leaves_read(error, len(model.leaves)) - held.keys()
+                read = leaves_read(error, len(model.leaves)) - constants.keys()
                 if not read:
                     raise
-                held.update({place: _value_of(model.leaves[place]) for place in read})
+                constants.update({index: _value_of(model.leaves[index]) for index in read})
             except Exception:  # of the model; raised again
                 refuse_explicit(run, stored, arrays, None)
                 raise
-        if not held.keys().isdisjoint(seen["changed"]):
-            raise _changed_constant(model, held.keys() & seen["changed"])
+        if not constants.keys().isdisjoint(seen["changed"]):
+            raise _changed_constant(model, constants.keys() & seen["changed"])
         if (changed := seen["changed"]) and not method.trains:
             origins = passed_on(traced.whole)[-len(changed) :]
             seen["same"] = frozenset(i for i, origin in zip(changed, origins) if i == origin)
@@ -214,7 +221,7 @@ def trace_one(model: Exportable, method: ModelMethod, inputs: Inputs) -> Program
     names = tuple(signature_names(paths))
     _check_outputs(names, traced.results)
     structure = describe_structure(tree, names)
-    read = tuple(model.leaves[place].name for place in sorted(held))
+    read = tuple(model.leaves[index].name for index in sorted(constants))
     return Program(
         method.key, inputs, traced, names, structure, seen["changed"], method.trains, paths, read
     )
@@ -226,10 +233,10 @@ def _value_of(leaf: ExportLeaf) -> Any:
     return value if number else jax.numpy.asarray(value)
 
 
-def _changed_constant(model: Exportable, places: Iterable[int]) -> StateChangeError:
+def _changed_constant(model: Exportable, indices: Iterable[int]) -> StateChangeError:
     return StateChangeError(
         "The model changes arrays whose values Python reads, which are constants in an export.",
-        where=_few_of(model.leaves[place].name for place in places),
+        where=_few_of(model.leaves[index].name for index in indices),
         write="jax.numpy instead of numpy, so that the values are read in each call",
     )
 
@@ -319,8 +326,8 @@ def _changed_statistics(model: Exportable, program: Program) -> list[int]:
     """Returns leaves of a third-party net that a call recomputes from its inputs."""
     if model.is_module or not program.changed:
         return []
-    made = made_of_inputs(program.traced.whole, len(model.leaves))[len(program.output_names) :]
-    return [index for index, is_made in zip(program.changed, made) if is_made]
+    depends = depend_on_inputs(program.traced.whole, len(model.leaves))[len(program.output_names) :]
+    return [index for index, is_computed in zip(program.changed, depends) if is_computed]
 
 
 _UPDATE = 'state="update", so that every call of the exported model assigns its state'
@@ -390,7 +397,7 @@ def _program_effect(program: Program, leaves: int) -> tuple[int, list[bool]]:
     """Returns the number of random numbers of a program, and its input-dependent results."""
     whole = program.traced.whole
     draws = sum(1 for _ in jaxpr_operations(whole, DRAWS))
-    return draws, made_of_inputs(whole, leaves)
+    return draws, depend_on_inputs(whole, leaves)
 
 
 def _few_of(names: Iterable[str]) -> str:
@@ -468,7 +475,7 @@ def _describe(program: TracedProgram) -> list[Hashable]:
         inner = [_describe(each) for each in inner_programs(equation)]
         shapes = [getattr(each.aval, "shape", ()) for each in equation.outvars]
         found.append(repr((name, operands, parameters if not inner else [], shapes, inner)))
-        return [(len(found), place) for place in range(len(shapes))]
+        return [(len(found), index) for index in range(len(shapes))]
 
     def constant(value: Array) -> Hashable:
         return repr(value) if np.ndim(value) == 0 else ("array", np.shape(value))

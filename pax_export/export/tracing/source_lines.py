@@ -31,7 +31,7 @@ _operations: WeakKeyDictionary[PaxError, tuple[Chain, ...]] = WeakKeyDictionary(
 def attach_operations(error: Error, chains: Iterable[Chain]) -> Error:
     """Stores the operations in an error, for `operations`, and their lines in its text."""
     _operations[error] = tuple(tuple(chain) for chain in chains if chain)
-    error.where = join_places(map(source_text, operations(error))) or error.where
+    error.where = join_texts(map(source_text, operations(error))) or error.where
     return error
 
 
@@ -68,7 +68,7 @@ def operations(error: PaxError) -> tuple[Chain, ...]:
     return _operations.get(error, ())
 
 
-def join_places(texts: Iterable[str]) -> str:
+def join_texts(texts: Iterable[str]) -> str:
     """A few different texts as one."""
     return "; ".join(list(dict.fromkeys(filter(None, texts)))[:_FEW])
 
@@ -87,12 +87,12 @@ def module_path(equations: Chain) -> str:
 def source_text(equations: Chain) -> str:
     """``nnx/linear.py:80 (Linear.__call__), from model.py:12 (forward)``: operation, and user."""
     lines = (line_of(each) for each in reversed(equations))
-    made = next((x.rsplit("/", 1)[-1] for x in lines if x), "")
-    user = users_line(equations) or (None if made else _callers_line())
+    operation = next((x.rsplit("/", 1)[-1] for x in lines if x), "")
+    user = users_line(equations) or (None if operation else _callers_line())
     text = f"{Path(user[0]).name}:{user[1]}" if user else ""
-    if not text or made.startswith(f"{text}:") or made.split(" ")[0] == text:
-        return made or text
-    return f"{made}, from {text} ({user[2]})" if made and user else text
+    if not text or operation.startswith(f"{text}:") or operation.split(" ")[0] == text:
+        return operation or text
+    return f"{operation}, from {text} ({user[2]})" if operation and user else text
 
 
 def users_line(equations: Chain) -> Line | None:

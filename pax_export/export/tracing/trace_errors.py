@@ -59,7 +59,7 @@ def symbolic_errors(inputs: Inputs) -> Iterator[None]:
         if isinstance(error, OF_VALUES):
             raise TracedValueError(
                 f"The model looks at the value of an array: {first_line(error)}.",
-                where=_place_of(error),
+                where=_line_and_layer(error),
                 write="jax.numpy.where or jax.lax.cond for `if`, jax.lax.while_loop for `while`, "
                 "jax.numpy for numpy",
             ) from error
@@ -93,7 +93,7 @@ def _of_sizes(error: Exception, names: Sequence[str]) -> SymbolicDimensionError:
     named = about[0] or about[1] or list(names)
     explained = SymbolicDimensionError(
         f"The size of the dimension {', '.join(named)} must be known here: {first_line(error)}",
-        where=_place_of(error),
+        where=_line_and_layer(error),
         got=f"the symbolic dimension {', '.join(named)}",
         write="; or ".join(
             [
@@ -159,7 +159,7 @@ def _changed_from_inside(error: Exception) -> StateChangeError:
     return StateChangeError(
         "A call changes the state of a net that the function closes over, and the export "
         "would not.",
-        where=_place_of(error),
+        where=_line_and_layer(error),
         got=first_line(error),
         write=f"{EVAL_MODE}the params as the first argument of the function: "
         "`graph, params = nnx.split(net)`, then `nnx.merge(graph, params)(x)` in the function",
@@ -171,15 +171,15 @@ def leaves_read(error: Exception, count: int) -> set[int]:
 
     jax names the operands that a value depends on, ``operands[3]``, in the text alone.
     """
-    found = {int(place) for place in re.findall(r"\boperands\[(\d+)\]", str(error))}
-    return found if all(place < count for place in found) else set()
+    found = {int(index) for index in re.findall(r"\boperands\[(\d+)\]", str(error))}
+    return found if all(index < count for index in found) else set()
 
 
-def _place_of(error: Exception) -> str:
+def _line_and_layer(error: Exception) -> str:
     """The innermost line that is not jax's or ours, and the layer that it belongs to."""
-    place = _line_of(error) or "unknown"
+    line = _line_of(error) or "unknown"
     layer = layer_of(_selves(error))
-    return f"{layer} ({place})" if layer else place
+    return f"{layer} ({line})" if layer else line
 
 
 def _selves(error: Exception) -> list[Any]:
@@ -194,13 +194,13 @@ def line_of_model(error: Exception) -> str:
 
 def _line_of(error: BaseException) -> str:
     """Returns the innermost line of a model, after the user's line if it is of a library."""
-    place = user = ""
+    innermost = user = ""
     for frame, line in traceback.walk_tb(error.__traceback__):
         file = frame.f_code.co_filename
         if _is_of_model(file):
-            place = f"{Path(file).name}:{line}"
-            user = place if is_users(file) else user
-    return ", in ".join(dict.fromkeys(filter(None, (user, place))))
+            innermost = f"{Path(file).name}:{line}"
+            user = innermost if is_users(file) else user
+    return ", in ".join(dict.fromkeys(filter(None, (user, innermost))))
 
 
 def _is_of_model(file: str) -> bool:

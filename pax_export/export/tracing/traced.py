@@ -94,9 +94,9 @@ class Traced:
         """
         values = operands[len(self.structs) :]
         replaced = {id(old): new for old, new in zip(self.constants, values)}
-        given = operands[: len(self.structs)]
+        arguments = operands[: len(self.structs)]
         run = self.program if program is None else program
-        return call_with_constants(run, replaced, given, count, keep_derivatives)
+        return call_with_constants(run, replaced, arguments, count, keep_derivatives)
 
 
 def trace(
@@ -114,10 +114,12 @@ def trace(
     if shorter is not None:
         lowerable = jax.jit(shorter)
         traced = lowerable.trace(list(structs))
-    held = _large_constants(traced.jaxpr)
-    made = Traced(function, tuple(structs), held, jitted, traced.jaxpr, whole, lowerable, results)
-    program = with_python_numbers(made.program)
-    return made if program is made.program else made.with_program(program)
+    constants = _large_constants(traced.jaxpr)
+    result = Traced(
+        function, tuple(structs), constants, jitted, traced.jaxpr, whole, lowerable, results
+    )
+    program = with_python_numbers(result.program)
+    return result if program is result.program else result.with_program(program)
 
 
 def _call_program(program: TracedProgram, operands: list[Any]) -> list[Any]:
@@ -199,8 +201,8 @@ def vjp(traced: Traced, wrt: Sequence[int], of: Sequence[int]) -> Traced:
         return traced.with_constants(values, program=program)
 
     def run(values: list[Any]) -> list[Any]:
-        given, incoming = values[: len(operands)], values[len(operands) :]
-        return pull_back(function, wrt, of)(given, incoming)
+        arguments, incoming = values[: len(operands)], values[len(operands) :]
+        return pull_back(function, wrt, of)(arguments, incoming)
 
     # The gradients of a function that is called often are called as often.
     return trace(run, [*operands, *cotangents], outlined=False)

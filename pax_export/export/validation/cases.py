@@ -54,7 +54,7 @@ _OF_ONE = 4.0
 Run = Callable[[Sequence[Any]], Mapping[str, Any]]
 
 
-def given_calls(
+def example_calls(
     structs: Mapping[str, jax.ShapeDtypeStruct],
     examples: Sequence[Arrays] = (),
     outputs: Sequence[Sequence[int | str]] = (),
@@ -66,15 +66,15 @@ def given_calls(
     chosen so that some output elements are left, if any are.
     """
     if examples:
-        return [(f"(example {number})", given, 1.0) for number, given in enumerate(examples)]
+        return [(f"(example {number})", arrays, 1.0) for number, arrays in enumerate(examples)]
     outside = {name: dtypes.stored(struct) for name, struct in structs.items()}
-    given = {
+    arrays = {
         name: RandomInput(dtypes.shape_of(struct), np.dtype(struct.dtype))
         for name, struct in outside.items()
     }
     calls = [
         (each.label, each.inputs)
-        for each in random_calls(given, constraints(structs.values()), sizes, outputs=outputs)
+        for each in random_calls(arrays, constraints(structs.values()), sizes, outputs=outputs)
     ]
     costs = [1.0] * (len(calls) - 1) + [_OF_ONE]
     return [(*call, cost) for call, cost in zip([*calls[1:], *calls[:1]], costs)]
@@ -158,8 +158,8 @@ class SignatureCases:
         sizes: Sequence[Mapping[str, int]] | None = None,
     ) -> list[CaseStep]:
         return [
-            CaseStep(f"{self.key} {label}".strip(), partial(make, label, given), cost)
-            for label, given, cost in given_calls(structs, examples, self.outputs, sizes)
+            CaseStep(f"{self.key} {label}".strip(), partial(make, label, arrays), cost)
+            for label, arrays, cost in example_calls(structs, examples, self.outputs, sizes)
         ]
 
     def probes(self, case: Case, budget: Budget) -> Iterator[Case]:
@@ -177,10 +177,10 @@ class SignatureCases:
             case = self._make(self._left.pop(0), budget)
             if case is None:
                 continue
-            made = time.perf_counter() - begin
+            seconds = time.perf_counter() - begin
             yield case
             # The runtime, which has this program already, compiles the next one as jax does.
-            self._seconds = max(2 * made, time.perf_counter() - begin)
+            self._seconds = max(2 * seconds, time.perf_counter() - begin)
             self._left = [*self.gradient_steps(case), *self._left]
             yield from self.probes(case, budget)
             return
@@ -352,9 +352,9 @@ class ReferenceModel:
         self._exportable = make_exportable(model, chosen, outputs)
         self._methods = {each.key: each for each in self._exportable.methods}
         is_quantized = any(leaf.name.endswith(".integers") for leaf in self._exportable.leaves)
-        told = report.details.get("quantized", {})
+        details = report.details.get("quantized", {})
         kinds = ("kernels add",) if is_quantized else ("kernels add", "weights lose")
-        self._losses = [told[each] for each in kinds if "mean" in told.get(each, ())]
+        self._losses = [details[each] for each in kinds if "mean" in details.get(each, ())]
 
     def differences(
         self, key: str, call: RandomCall, info: SignatureInfo, got: Arrays
@@ -391,8 +391,8 @@ class ReferenceModel:
             (arrays, allowed, 1.0)
             for allowed in tolerances(run, operands, arrays, jax.make_jaxpr(results)(operands))
         )
-        given = {entry.name: got[entry.name] for entry in info.outputs}
-        return compare_quantized(case, given, self._losses) or compare_either(case, given)
+        outputs = {entry.name: got[entry.name] for entry in info.outputs}
+        return compare_quantized(case, outputs, self._losses) or compare_either(case, outputs)
 
 
 def named_examples(inputs: Inputs, examples: Sequence[Any], key: str) -> list[Arrays]:
@@ -404,7 +404,7 @@ def named_examples(inputs: Inputs, examples: Sequence[Any], key: str) -> list[Ar
         raise InvalidArgumentTypeError(
             "examples: expected a list of calls.", where=where, got=repr(examples), write=write
         )
-    named = [bind_inputs(inputs, given, where) for given in examples]
+    named = [bind_inputs(inputs, example, where) for example in examples]
     try:
         return [{name: _example_array(each[name], kinds[name]) for name in kinds} for each in named]
     except (TypeError, ValueError) as error:

@@ -104,10 +104,10 @@ def certify(
     results = [_own_result(format.runtime[0], done)]
     results += [_run_elsewhere(others, name, path, done, seconds) for name in asked]
     if write:
-        told = {each.runtime: _plain_fields(each) for each in results}
+        by_runtime = {each.runtime: _plain_fields(each) for each in results}
         old = report.details.get(CERTIFIED)
-        kept = {} if not isinstance(old, dict) else old
-        details = report.details | {CERTIFIED: kept | told}
+        earlier = {} if not isinstance(old, dict) else old
+        details = report.details | {CERTIFIED: earlier | by_runtime}
         own_exports.replace_report(path, dataclasses.replace(report, details=details))
     return results
 
@@ -157,8 +157,8 @@ def _run_elsewhere(
         return dataclasses.replace(result, compared_with="", problem=NO_CALL)
     cases = [{"inputs": call.inputs} for _, call, _ in answers]
     try:
-        given = {} if seconds is None else {"seconds": seconds}
-        found = others.run(name, str(path.absolute()), cases, **given)
+        options = {} if seconds is None else {"seconds": seconds}
+        found = others.run(name, str(path.absolute()), cases, **options)
         errors = [_largest_error(done, *each, got) for each, got in zip(answers, found)]
     except UnsupportedOperationError as error:
         return dataclasses.replace(result, compared_with="", problem=f"{error.what} {error.got}")
@@ -181,9 +181,9 @@ def _largest_error(
 
 def _plain_fields(result: RuntimeResult) -> dict[str, Any]:
     """The result as the report has it, without empty fields and long texts."""
-    told = dataclasses.asdict(result) | {"problem": " ".join(result.problem.split())[:300]}
-    del told["runtime"]
-    return {name: value for name, value in told.items() if value or isinstance(value, float)}
+    fields = dataclasses.asdict(result) | {"problem": " ".join(result.problem.split())[:300]}
+    del fields["runtime"]
+    return {name: value for name, value in fields.items() if value or isinstance(value, float)}
 
 
 def _version(package: str) -> str:

@@ -50,8 +50,8 @@ def judge_results(
     constants = {id(value): value for value in jaxpr_constants(program)}
 
     @jax.jit
-    def compiled(values: list[Any], held: list[Any]) -> list[Any]:
-        return call_with_constants(program, dict(zip(constants, held)), values)
+    def compiled(values: list[Any], arrays: list[Any]) -> list[Any]:
+        return call_with_constants(program, dict(zip(constants, arrays)), values)
 
     def run(values: Sequence[Any]) -> Arrays:
         return named(compiled(list(values), list(constants.values())))
@@ -74,15 +74,15 @@ def _replace_choice(equation: Equation) -> Any:
 
 
 def _choose(
-    equation: Equation, matrices_of: Callable[..., Any], keep: Sequence[int], *given: Any
+    equation: Equation, matrices_of: Callable[..., Any], keep: Sequence[int], *operands: Any
 ) -> list[Any]:
     """Returns the export's results where they are right, otherwise, and for `keep`, LAPACK's."""
-    theirs = _results_of(equation, *given)
-    ours = _exported_results(equation, given)
+    theirs = _results_of(equation, *operands)
+    ours = _exported_results(equation, operands)
     if ours is None:
         return theirs
     ours = [their if at in keep else our for at, (their, our) in enumerate(zip(theirs, ours))]
-    right = jnp.ones(given[0].shape[:-2], bool)
+    right = jnp.ones(operands[0].shape[:-2], bool)
     for one, other in zip(matrices_of(*ours), matrices_of(*theirs)):
         right &= _is_near(one, other)
     return [
@@ -91,14 +91,14 @@ def _choose(
     ]
 
 
-def _results_of(equation: Equation, *given: Array) -> list[Any]:
-    results = equation.primitive.bind(*given, **equation.params)
+def _results_of(equation: Equation, *operands: Array) -> list[Any]:
+    results = equation.primitive.bind(*operands, **equation.params)
     return list(results) if equation.primitive.multiple_results else [results]
 
 
-def _exported_results(equation: Equation, given: Sequence[Any]) -> list[Any] | None:
+def _exported_results(equation: Equation, operands: Sequence[Any]) -> list[Any] | None:
     """Returns the results of an operation as exported alone."""
-    structs = list(map(dtypes.struct_of, given))
+    structs = list(map(dtypes.struct_of, operands))
     program = without_libraries(jax.make_jaxpr(partial(_results_of, equation))(*structs))
     try:
         exported = export_unchecked(jax.jit(jaxpr_as_fun(program)), (ANY_PLATFORM,), *structs)
@@ -109,7 +109,7 @@ def _exported_results(equation: Equation, given: Sequence[Any]) -> list[Any] | N
     names = {"gpu": ("cuda", "rocm")}.get(here, (here,))
     module = portable(exported.mlir_module_serialized, XLA_EXPANDS).module
     changed = dataclasses.replace(exported, mlir_module_serialized=module, platforms=names)
-    return list(changed.call(*given))
+    return list(changed.call(*operands))
 
 
 def _is_near(one: Array, other: Array) -> Any:

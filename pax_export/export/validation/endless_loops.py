@@ -33,7 +33,7 @@ def check_loops_end(
     chains: list[tuple[Any, ...]] = []
 
     @jax.jit
-    def unfinished(most: Array | int, *given: Array) -> list[Any]:
+    def unfinished(most: Array | int, *operands: Array) -> list[Any]:
         found, callers = list[Any](), list[Any]()
         chains.clear()
 
@@ -47,7 +47,7 @@ def check_loops_end(
             chains.append((*callers, equation))
             return results
 
-        interpret(program, given, operate, callers=callers)
+        interpret(program, operands, operate, callers=callers)
         return found
 
     most, begin = _FIRST_TRIAL, time.perf_counter()
@@ -79,11 +79,11 @@ def _bounded_loop(
         return test(*values[:first], *state)[0]
 
     def advance(state: list[Any]) -> list[Any]:
-        made, going = step(*values[first:start], *state), goes_on(state)
+        rows, going = step(*values[first:start], *state), goes_on(state)
         if not going.ndim:
-            return made
-        each = [going.reshape(going.shape + (1,) * (new.ndim - going.ndim)) for new in made]
-        return [jax.numpy.where(*three) for three in zip(each, made, state)]
+            return rows
+        each = [going.reshape(going.shape + (1,) * (new.ndim - going.ndim)) for new in rows]
+        return [jax.numpy.where(*three) for three in zip(each, rows, state)]
 
     _, results = jax.lax.while_loop(
         lambda state: (state[0] < most) & goes_on(state[1]).any(),

@@ -53,25 +53,25 @@ def arithmetic_details(
 ) -> dict[str, Any]:
     """The entries of a report about quantized weights and half precision in files."""
     found, others, tables, roundings = (tuple(chain(*each)) for each in zip(*counted))
-    made: dict[str, Any] = {}
+    details: dict[str, Any] = {}
     if integers:
-        made["quantized"] = {
+        details["quantized"] = {
             **integers,
             "multiplied": integers["weights"] - len({*tables} - {*found, *others}),
             "in integers": len({*found} - {*others}),
             "accuracy_level": accuracy_level,
         }
     if roundings:
-        made[HALF] = {"roundings": len(roundings), "dtypes": sorted(set(roundings))}
-    return made
+        details[HALF] = {"roundings": len(roundings), "dtypes": sorted(set(roundings))}
+    return details
 
 
 def in_float32(stored: Mapping[str, Any]) -> dict[str, Any]:
     """The entries about quantized weights of a file whose runtime multiplies in float32."""
     found = list(whole_leaves(stored, stored))
     bits = sorted({each.form.bits for each in found})
-    told = {"weights": len(found), "bits": bits, "in integers": 0}
-    return {"quantized": told} if found else {}
+    details = {"weights": len(found), "bits": bits, "in integers": 0}
+    return {"quantized": details} if found else {}
 
 
 def whole_leaves(names: Iterable[str], stored: Mapping[str, Any]) -> Iterator[Quantized]:
@@ -118,8 +118,8 @@ def check_integers(
         schemes.add(each.form.scheme)
     if not bits:
         return {}
-    told = {"weights": len(bits), "bits": sorted(set(bits.values()))}
-    return told | ({"schemes": sorted(schemes)} if schemes != {"symmetric"} else {})
+    details = {"weights": len(bits), "bits": sorted(set(bits.values()))}
+    return details | ({"schemes": sorted(schemes)} if schemes != {"symmetric"} else {})
 
 
 def _bits_of(integers: np.ndarray) -> np.ndarray:
@@ -156,8 +156,8 @@ def kernels_add(
             call(case.signature, case.inputs)
             seconds.append(time.perf_counter() - begin)
     found = apart(pairs)._asdict().items()
-    made: dict[str, Any] = {name: float(f"{x:.3g}") for name, x in found if x is not None}
-    return made | {"seconds": [float(f"{min(seconds, default=0):.3g}")]}
+    details: dict[str, Any] = {name: float(f"{x:.3g}") for name, x in found if x is not None}
+    return details | {"seconds": [float(f"{min(seconds, default=0):.3g}")]}
 
 
 def compare_quantized(

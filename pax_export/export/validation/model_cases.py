@@ -64,7 +64,7 @@ class _ModelCases(ProgramCases):
         examples: Sequence[Any],
         more: Mapping[str, Arrays],
     ):
-        names = (model.store.variables[place].name for place in model.store.of_leaf)
+        names = (model.store.variables[number].name for number in model.store.of_leaf)
         around = signature.processing
         leaves = [model.weights[name] for name in names]
         super().__init__(program, leaves, () if around else examples)
@@ -82,8 +82,8 @@ class _ModelCases(ProgramCases):
         steps, around = super().steps(), self._signature.processing
         make = self._processed_case if around else self.make_case
         more = [
-            CaseStep(f"{self.key} {label}".strip(), partial(make, label, given))
-            for label, given in self._more.items()
+            CaseStep(f"{self.key} {label}".strip(), partial(make, label, arrays))
+            for label, arrays in self._more.items()
         ]
         if around is None:
             return [*steps, *more]
@@ -116,8 +116,8 @@ class _ModelCases(ProgramCases):
 
     def named_results(self, results: Sequence[Any]) -> Arrays:
         named = super().named_results(results)
-        for place, value in zip(self._signature.assigned, results[len(self.output_names) :]):
-            variable, new = self._model.store.variables[place], np.asarray(value)
+        for number, value in zip(self._signature.assigned, results[len(self.output_names) :]):
+            variable, new = self._model.store.variables[number], np.asarray(value)
             if new.tobytes() != np.asarray(variable.value).tobytes():
                 named[f"variable:{variable.name}"] = new
         return named
@@ -127,8 +127,8 @@ class _ModelCases(ProgramCases):
         case = Case(self.key, inputs, {}, label=label, stage="all", advice=self.advice)
 
         def expect(got: Arrays) -> Arrays:
-            given = {name: got.pop(f"input:{place}") for place, name in enumerate(self.structs)}
-            inner = Case(case.signature, given, self.expected(given))
+            inputs = {name: got.pop(f"input:{number}") for number, name in enumerate(self.structs)}
+            inner = Case(case.signature, inputs, self.expected(inputs))
             case.alternatives = partial(self.alternatives, inner)
             return inner.expected
 

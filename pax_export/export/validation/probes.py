@@ -69,7 +69,7 @@ _SINGULAR = frozenset(
     "tridiagonal_solve".split()
 )
 #: Those that take places from integers.
-_READS_PLACES = ("gather", "scatter", "dynamic", "ragged")
+_READS_INDICES = ("gather", "scatter", "dynamic", "ragged")
 #: The cost of such a call relative to the first, which compiled the program.
 _COST = 0.2
 
@@ -126,8 +126,8 @@ def probes(
     for name, kind, inputs in chosen:
         with suppress(Exception):  # jax itself does not compute it
             probe = Probe(name, kind, budget.differences)
-            made = {"inputs": inputs, "expected": expected(inputs), "probe": probe}
-            yield dataclasses.replace(case, **made, label="", alternatives=None)
+            fields = {"inputs": inputs, "expected": expected(inputs), "probe": probe}
+            yield dataclasses.replace(case, **fields, label="", alternatives=None)
 
 
 def _one_by_one(inputs: Arrays) -> Iterator[tuple[str, str, Arrays]]:
@@ -147,13 +147,13 @@ def _one_by_one(inputs: Arrays) -> Iterator[tuple[str, str, Arrays]]:
 def _side_by_side(inputs: Arrays, program: TracedProgram) -> Arrays:
     """Returns the inputs with unusual values among the elements; indices do not change."""
     count = len(jaxpr_of(program).invars)
-    places = _read_as_places(program)
+    indices = _read_as_indices(program)
     changed = {}
     for at, (name, value) in enumerate(inputs.items()):
         dtype = value.dtype
         if is_inexact(dtype) and dtype.kind != "c":
             numbers: Collection[Any] = _USUAL
-        elif is_integer(dtype) and dtype.kind in "iu" and count - len(inputs) + at not in places:
+        elif is_integer(dtype) and dtype.kind in "iu" and count - len(inputs) + at not in indices:
             ends = np.iinfo(dtype)
             numbers = (0, ends.max, 1, ends.min, 100, ends.max - 1, 7)
         else:
@@ -165,7 +165,7 @@ def _side_by_side(inputs: Arrays, program: TracedProgram) -> Arrays:
     return changed
 
 
-def _read_as_places(program: TracedProgram) -> set[int]:
+def _read_as_indices(program: TracedProgram) -> set[int]:
     """The numbers of the operands of a program that are indices, also inside loops."""
     found: set[int] = set()
 
@@ -173,8 +173,8 @@ def _read_as_places(program: TracedProgram) -> set[int]:
         if called_program(equation) is not None:
             return None
         read = set[int]().union(*operands)
-        reads_places = any(word in equation.primitive.name for word in _READS_PLACES)
-        if reads_places or any(inner_programs(equation)):
+        reads_indices = any(word in equation.primitive.name for word in _READS_INDICES)
+        if reads_indices or any(inner_programs(equation)):
             found.update(read)
         return [read if _is_integer(each.aval) else set() for each in equation.outvars]
 

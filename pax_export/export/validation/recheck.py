@@ -92,9 +92,9 @@ class Rechecked:
             for key, info in report.signatures.items()
             for each in _make_calls(key, info)
         ]
-        given = [{"signature": key, "inputs": call.inputs} for key, call in calls]
+        recorded = [{"signature": key, "inputs": call.inputs} for key, call in calls]
         try:
-            answers = in_process(format, path.absolute(), given, "each")
+            answers = in_process(format, path.absolute(), recorded, "each")
         except RuntimeError as error:
             raise ValidationError(
                 "The export cannot be run.", where=str(path), got=str(error)[-500:]

@@ -58,7 +58,9 @@ def load(file: str | os.PathLike[str]) -> list[dict[str, Any]]:
             kind = np.dtype(getattr(dtypes, dtype, dtype))
             return np.frombuffer(stored[key].tobytes(), kind).reshape(shape)
 
-        return _each_array(json.loads(stored["index"].tobytes()), lambda place: array(*place))
+        return _each_array(
+            json.loads(stored["index"].tobytes()), lambda reference: array(*reference)
+        )
 
 
 def _each_array(entries: Sequence[Mapping[str, Any]], do: Callable) -> list[dict[str, Any]]:
@@ -86,11 +88,11 @@ def run_once(run: Run, path: str, cases: Cases) -> list[dict[str, Arrays | str]]
         return [{"error": f"{type(error).__name__}: {error}"}]
 
 
-def main(place: str, path: str, cases: str, results: str, mode: str, *imports: str) -> None:
+def main(module: str, path: str, cases: str, results: str, mode: str, *imports: str) -> None:
     for name in BARRED:
         if name.removesuffix("lib") not in imports:
             sys.modules[name] = None  # type: ignore[assignment]  # importing it fails now
-    run = _load_function(place)
+    run = _load_function(module)
     getattr(sys.modules[run.__module__], "prepare_process", str)(path)
     calls = load(cases)
     if mode == "all":
@@ -99,9 +101,9 @@ def main(place: str, path: str, cases: str, results: str, mode: str, *imports: s
         save(results, {"each": run_each, "once": run_once}[mode](run, path, calls))
 
 
-def _load_function(place: str) -> Run:
+def _load_function(reference: str) -> Run:
     """The function at ``FILE.py:FUNCTION``; the file is loaded by its path."""
-    file, _, name = place.rpartition(":")
+    file, _, name = reference.rpartition(":")
     spec: Any = importlib.util.spec_from_file_location("runtime_of_the_format", file)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module

@@ -37,7 +37,7 @@ NO_CALL = "no call was found that gives an element to compare"
 
 def validate(
     format: Format,
-    place: Path,
+    path: Path,
     cases: Iterable[Case],
     separate: bool,
     factor: float = 1.0,
@@ -49,25 +49,25 @@ def validate(
     requests calls one by one. `factor` multiplies the tolerance, for numbers stored with fewer
     bits.
     """
-    made: list[Case] = []
+    cases_so_far: list[Case] = []
     try:
-        results = _call_results(format, place, iter(cases), made, separate, here)
+        results = _call_results(format, path, iter(cases), cases_so_far, separate, here)
     except PaxError:
         raise
     except Exception as error:  # of any runtime; quoted by the error
         message = f"{type(error).__name__}: {error}"[-2000:]
-        if any(case.cotangents for case in made):
+        if any(case.cotangents for case in cases_so_far):
             # Errors in usual calls come first.
-            plain = [case.without_gradients() for case in made]
-            validate(format, place, plain, separate, factor, here)
+            plain = [case.without_gradients() for case in cases_so_far]
+            validate(format, path, plain, separate, factor, here)
             raise GradientMismatchError(
                 "The gradient of the exported model cannot be computed.",
                 got=message,
                 write="trainable=False, or of to_saved_model vjp_order=0, if gradients are not "
                 "needed; please report this",
             ) from error
-        processed = any(case.stage == "all" for case in made)
-        advice = next((case.advice for case in made if case.advice), None)
+        processed = any(case.stage == "all" for case in cases_so_far)
+        advice = next((case.advice for case in cases_so_far if case.advice), None)
         raise ValidationError(
             "The exported model cannot be called.",
             got=message,
@@ -76,7 +76,7 @@ def validate(
             else advice,
         ) from error
     errors: dict[str, float] = {}
-    for case, got in zip(made, results):
+    for case, got in zip(cases_so_far, results):
         if case.probe is not None:
             case.probe.differences.extend(differences(case, got, factor))
             continue
@@ -93,20 +93,20 @@ def validate(
 
 def _call_results(
     format: Format,
-    place: Path,
+    path: Path,
     cases: Iterator[Case],
-    made: list[Case],
+    cases_so_far: list[Case],
     separate: bool,
     here: Run | None,
 ) -> list[Arrays | str]:
     """Returns the results of each call; for a failed call with extreme inputs, its error."""
     if separate:
-        made.extend(cases)
-        calls = [case.call() for case in made]
-        if all(case.probe is None for case in made):
-            return [each["results"] for each in in_process(format, place, calls, "all")]
-        answers = in_process(format, place, calls, "each")
-        for case, answer in zip(made, answers):
+        cases_so_far.extend(cases)
+        calls = [case.call() for case in cases_so_far]
+        if all(case.probe is None for case in cases_so_far):
+            return [each["results"] for each in in_process(format, path, calls, "all")]
+        answers = in_process(format, path, calls, "each")
+        for case, answer in zip(cases_so_far, answers):
             if "error" in answer and case.probe is None:
                 raise RuntimeError(answer["error"])
         return [each["error"] if "error" in each else each["results"] for each in answers]
@@ -114,7 +114,7 @@ def _call_results(
     broken: list[Exception] = []
 
     def asked() -> Iterator[Case]:
-        yield from (case for place, case in enumerate(made[:]) if place not in failed)
+        yield from (case for path, case in enumerate(cases_so_far[:]) if path not in failed)
         while True:
             try:
                 case = next(cases)
@@ -123,16 +123,16 @@ def _call_results(
             except Exception as error:  # of the model, not of the runtime
                 broken.append(error)
                 raise
-            made.append(case)
+            cases_so_far.append(case)
             yield case
 
     while True:
         try:
-            got = iter(call_export(format, place, asked(), False, here))
-            return [failed[at] if at in failed else next(got) for at in range(len(made))]
+            got = iter(call_export(format, path, asked(), False, here))
+            return [failed[at] if at in failed else next(got) for at in range(len(cases_so_far))]
         except Exception as error:  # of the runtime; raised again but for calls with odd numbers
-            last = len(made) - 1
-            if broken or not made or made[last].probe is None or last in failed:
+            last = len(cases_so_far) - 1
+            if broken or not cases_so_far or cases_so_far[last].probe is None or last in failed:
                 raise
             failed[last] = f"{type(error).__name__}: {error}"
 
@@ -173,18 +173,18 @@ def _differs_only_in(expected: np.ndarray, got: np.ndarray, factor: float) -> st
 
 
 def call_export(
-    format: Format, place: Path, cases: Iterable[Case], separate: bool, here: Run | None = None
+    format: Format, path: Path, cases: Iterable[Case], separate: bool, here: Run | None = None
 ) -> list[Arrays]:
     """The results of all calls, made here or in a fresh process without jax."""
     calls = (case.call() for case in cases)
     if separate:
-        return [entry["results"] for entry in in_process(format, place, list(calls), "all")]
-    return here(str(place), calls) if here else import_function(format.run)(str(place), list(calls))
+        return [entry["results"] for entry in in_process(format, path, list(calls), "all")]
+    return here(str(path), calls) if here else import_function(format.run)(str(path), list(calls))
 
 
 def in_process(
     format: Format,
-    place: Path,
+    path: Path,
     calls: serve.Cases,
     mode: Literal["all", "each", "once"],
     seconds: float | None = None,
@@ -203,19 +203,19 @@ def in_process(
     with stale_temporaries.scratch() as folder:
         cases, results = Path(folder, "cases.npz"), Path(folder, "results.npz")
         serve.save(cases, calls)
-        program = [sys.executable, serve.__file__, f"{spec.origin}:{function}", str(place)]
+        program = [sys.executable, serve.__file__, f"{spec.origin}:{function}", str(path)]
         # For a format that needs this package, wherever it was imported from.
         paths = [str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH", "")]
         paths = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "TMPDIR": str(folder)}
-        code, said = _run_limited(
+        code, output = _run_limited(
             [*program, str(cases), str(results), mode, *format.run_imports],
             {**os.environ, **paths},
             seconds,
         )
         if code:
-            _refuse_import(format, said)
+            _refuse_import(format, output)
             by = f"killed by signal {-code}; " if code < 0 else ""
-            raise RuntimeError(by + said[-1500:])
+            raise RuntimeError(by + output[-1500:])
         return serve.load(results)
 
 
@@ -234,13 +234,13 @@ def _run_limited(
         start_new_session=True,  # to kill its subprocesses, too
     ) as process:
         try:
-            _, said = process.communicate(timeout=seconds)
+            _, output = process.communicate(timeout=seconds)
         except BaseException as error:
             system.kill_session(process)
             if isinstance(error, subprocess.TimeoutExpired):
                 raise TimeoutError(f"it had not finished after {seconds:g} s") from None
             raise
-    return process.returncode, said
+    return process.returncode, output
 
 
 def _refuse_import(format: Format, stderr: str) -> None:

@@ -212,18 +212,18 @@ class OnnxContents(ProgramContents):
     #: By the names of other runtimes that were asked, the largest difference there.
     tested_in: dict[str, float] = dataclasses.field(default_factory=dict)
 
-    def write(self, place: Path) -> OnnxModelFile:
+    def write(self, path: Path) -> OnnxModelFile:
         (program,) = self.programs
         made = converted(program, self.store, self.options)
         onnx = require("onnx", "onnx", "to_onnx")
-        data = file.write(onnx, made.model, made.arrays, place, self.options.external_data)
+        data = file.write(onnx, made.model, made.arrays, path, self.options.external_data)
         whole = {each.leaf: each for each in whole_leaves(made.arrays, self.stored())}
         if quantized := {**whole, **made.quantized}:  # those of a loop are whole leaves
-            written = _integers(onnx.load(place), quantized)
+            written = _integers(onnx.load(path), quantized)
             self.integers.update(check_integers(written, self.stored()))
         return OnnxModelFile(made.folded, made.notes, made.arithmetic, data)
 
-    def test(self, exporter: FormatExporter, place: Path, run: ExportRun) -> dict[str, float]:
+    def test(self, exporter: FormatExporter, path: Path, run: ExportRun) -> dict[str, float]:
         level = self.options.accuracy_level if self.integers else 1
         is_rounded = any(name.endswith(".outputs.low") for name in self.stored())
         if level == 4 and (is_rounded or self._has_half_between()):
@@ -231,9 +231,9 @@ class OnnxContents(ProgramContents):
             exactly = dataclasses.replace(self, options=options, integers={})
             errors = self.test_instead(exactly, exporter, run)  # and with half precision
         else:
-            errors = self._test_here_and_there(exporter, place, run)
+            errors = self._test_here_and_there(exporter, path, run)
         if level == 4:
-            _, call = opened(str(place))
+            _, call = opened(str(path))
             self.integers["kernels add"] = kernels_add(self.cases(Budget()), call)
         return errors
 
@@ -266,7 +266,7 @@ class OnnxContents(ProgramContents):
             run.budget.differs.append(text)
         return max(errors.values(), default=0.0)
 
-    def report_fields(self, place: Path, written: OnnxModelFile, run: ExportRun) -> dict[str, Any]:
+    def report_fields(self, path: Path, written: OnnxModelFile, run: ExportRun) -> dict[str, Any]:
         opset, data = self.options.opset, written.data
         details = {
             "folded": list(written.folded),
@@ -276,18 +276,18 @@ class OnnxContents(ProgramContents):
             "opset": opset,
             **({DATA: data.name, DATA_SHA256: data.digest} if data else {}),
             "runs_in": f"onnxruntime{_LEAST.get(opset, '')}, and what reads opset {opset}",
-            SHA256: checksums.digest(place),
+            SHA256: checksums.digest(path),
         }
         return {
             "signatures": {each.key: signature_info(each) for each in self.programs},
-            "graph_bytes": place.stat().st_size,
+            "graph_bytes": path.stat().st_size,
             "platforms": ("cpu", "cuda", "rocm"),
             "versions": package_versions("onnx"),
             "details": {name: value for name, value in details.items() if value},
         }
 
-    def write_report(self, report: Report, place: Path, written: Any) -> None:
-        append_field(place, report_text(report))
+    def write_report(self, report: Report, path: Path, written: Any) -> None:
+        append_field(path, report_text(report))
 
 
 def _integers(

@@ -313,12 +313,12 @@ class _SavedModelContents(Contents):
     requests: Mapping[str, warmup.Requests]
     chosen: bool = True  # by the user: the operations
 
-    def write(self, place: Path) -> None:
+    def write(self, path: Path) -> None:
         lowered = self.lowered
-        writer.write(place, lowered.store, lowered.signatures, lowered.initializer)
+        writer.write(path, lowered.store, lowered.signatures, lowered.initializer)
         if self.exporter.processes:
-            add_processors(place, lowered.signatures)
-        warmup.write_requests(place, self.requests)
+            add_processors(path, lowered.signatures)
+        warmup.write_requests(path, self.requests)
 
     def stored(self) -> Mapping[str, Any]:
         return {each.name: each.value for each in self.lowered.store.stored}
@@ -328,11 +328,11 @@ class _SavedModelContents(Contents):
         # XLA compiles each again.
         return with_sessions(cases, budget, every=self.exporter.operations == "tensorflow")
 
-    def test(self, exporter: FormatExporter, place: Path, run: ExportRun) -> dict[str, float]:
+    def test(self, exporter: FormatExporter, path: Path, run: ExportRun) -> dict[str, float]:
         """Arrays that were deferred are read for good if calls are made."""
         lowered = self.lowered
         if not run.calls:
-            writer.compare(place, self.stored())
+            writer.compare(path, self.stored())
             return {}
         lowered.store.gather()
         cases, here = self.cases(run.budget), run_saved_model
@@ -340,9 +340,9 @@ class _SavedModelContents(Contents):
         # when read: in both cases TensorFlow reads all of them.
         if not self.exporter.processes and lowered.initializer is None:
             # The written variables are compared; calls here share the memory of ours.
-            writer.compare(place, lowered.weights)
+            writer.compare(path, lowered.weights)
             here = partial(run_saved_model, weights=lowered.weights)
-        return validated(exporter.format, place, cases, run.separate, here=here)
+        return validated(exporter.format, path, cases, run.separate, here=here)
 
     def part(self, exporter: FormatExporter) -> FormatExporter:
         return self.exporter.partial()  # whose operations are decided
@@ -360,18 +360,18 @@ class _SavedModelContents(Contents):
         reason = f"no gradients: in TensorFlow they {how}: {details}"
         return replace(less, lowered=less.lowered.with_reason(reason), chosen=self.chosen)
 
-    def write_report(self, report: Report, place: Path, written: Any) -> None:
-        super().write_report(report, place, written)
-        write_sums(place)
+    def write_report(self, report: Report, path: Path, written: Any) -> None:
+        super().write_report(report, path, written)
+        write_sums(path)
 
-    def report_fields(self, place: Path, written: Any, run: ExportRun) -> dict[str, Any]:
+    def report_fields(self, path: Path, written: Any, run: ExportRun) -> dict[str, Any]:
         lowered, uses_tensorflow = self.lowered, run.calls or self.exporter.processes
         is_graph = self.exporter.operations == "tensorflow"
         because = f": {self.exporter.because}" if self.exporter.because else ""
         served = _AS_IT_STARTS if is_graph else _WITH_XLA + because
         return {
             "signatures": lowered.signature_infos(),
-            "graph_bytes": (place / "saved_model.pb").stat().st_size,
+            "graph_bytes": (path / "saved_model.pb").stat().st_size,
             "platforms": tuple(p for p in lowered.platforms if p != "tpu" or not is_graph),
             "oldest_tensorflow": compatibility.format_version(lowered.oldest_tensorflow),
             "stablehlo": "" if is_graph else compatibility.format_version(lowered.stablehlo),

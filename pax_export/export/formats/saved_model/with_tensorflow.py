@@ -162,9 +162,9 @@ def signature_function(signature: Signature, store: Store) -> SignatureFunction:
         end = count + len(gradient.of)
         kept = tuple(
             index if index < count else index + more if index < end else index - len(gradient.of)
-            for index in gradient.call.lowered.kept
+            for index in gradient.call.lowered.used
         )
-        call = Call(replace(gradient.call.lowered, kept=kept), (), ())
+        call = Call(replace(gradient.call.lowered, used=kept), (), ())
         gradient = replace(gradient, call=call)
     stateless = replace(
         signature,

@@ -209,8 +209,8 @@ class BundleSignature:
         """Calls the function; returns the bundle with the new state, and the output."""
         arguments = self._bundle._functions.arguments[self.key]
         named = arguments.named(args, kwargs)
-        given = {name: _to_operand(arguments, name, value) for name, value in named.items()}
-        outputs, new = self.run(given)
+        operands = {name: _to_operand(arguments, name, value) for name, value in named.items()}
+        outputs, new = self.run(operands)
         bundle = self._bundle.replace_weights(new) if new else self._bundle
         return bundle, rebuild(self.info.result, outputs.__getitem__)
 
@@ -283,15 +283,15 @@ def _call_case(model: LoadedBundle, case: Mapping[str, Any]) -> Arrays:
             results[f"variable:{name}"] = np.asarray(value)
     if cotangents:
 
-        def run(weights: Arrays, given: Arrays) -> list[Any]:
+        def run(weights: Arrays, arrays: Arrays) -> list[Any]:
             bundle = model.replace_weights(weights)
-            outputs, _ = bundle.signatures[case["signature"]].run({**inputs, **given})
+            outputs, _ = bundle.signatures[case["signature"]].run({**inputs, **arrays})
             return [outputs[name] for name in cotangents]
 
-        taken = dict(model.weights), dict(inputs)
+        arrays = dict(model.weights), dict(inputs)
         floating = [
             {k: v for k, v in each.items() if jax.numpy.issubdtype(v.dtype, jax.numpy.inexact)}
-            for each in taken
+            for each in arrays
         ]
         gradients = jax.vjp(run, *floating)[1](list(map(jax.numpy.asarray, cotangents.values())))
         for name, value in {**gradients[0], **gradients[1]}.items():
@@ -333,8 +333,8 @@ def _make_differentiable(exported: Exported, left: int, order: int, name: str) -
         gradient = exported.vjp()
         # Without any gradient, float0 arrays are returned instead; a
         # loop over a batch does not take these, but it takes booleans.
-        given = [np.zeros(c.shape, bool) if c.dtype == _FLOAT0 else c for c in cotangents]
-        results = iter(_make_differentiable(gradient, left - 1, order, name)(*operands, *given))
+        filled = [np.zeros(c.shape, bool) if c.dtype == _FLOAT0 else c for c in cotangents]
+        results = iter(_make_differentiable(gradient, left - 1, order, name)(*operands, *filled))
         kinds = (aval.dtype for aval in gradient.out_avals)
         return tuple(None if dtype == _FLOAT0 else next(results) for dtype in kinds)
 
@@ -345,10 +345,10 @@ def _make_differentiable(exported: Exported, left: int, order: int, name: str) -
 def _flat_call(exported: Exported) -> Flat:
     """Returns the function of flat operands and results; see `backward` for float0 results."""
 
-    def call(*given: Array) -> tuple[Any, ...]:
+    def call(*arrays: Array) -> tuple[Any, ...]:
         operands = [
             np.zeros(value.shape, _FLOAT0) if aval.dtype == _FLOAT0 else value
-            for aval, value in zip(exported.in_avals, given)
+            for aval, value in zip(exported.in_avals, arrays)
         ]
         args, kwargs = jax.tree_util.tree_unflatten(exported.in_tree, operands)
         results = jax.tree_util.tree_leaves(exported.call(*args, **kwargs))

@@ -125,8 +125,8 @@ class _BundleExporter(FormatExporter):
     examples: Mapping[str, Sequence[Any]]
 
     def other_platforms(self, request: Request) -> Sequence[str]:
-        given = _given_exports(request.model, request.inputs, request.methods)
-        found = list(given.values()) if given else []
+        by_key = _given_exports(request.model, request.inputs, request.methods)
+        found = list(by_key.values()) if by_key else []
         checks = [check for each in found for check in each.disabled_safety_checks]
         if runs_on_all([*checks, *read_checks(self.disabled_checks)]):
             return ()
@@ -134,19 +134,19 @@ class _BundleExporter(FormatExporter):
         return () if jax.export.default_export_platform() in platforms else platforms
 
     def make(self, run: ExportRun, request: Request) -> Contents:
-        given = _given_exports(request.model, request.inputs, request.methods)
-        if given is None:
+        by_key = _given_exports(request.model, request.inputs, request.methods)
+        if by_key is None:
             return super().make(run, request)
-        name = ", ".join(dict.fromkeys(each.fun_name for each in given.values()))
+        name = ", ".join(dict.fromkeys(each.fun_name for each in by_key.values()))
         with run.phase("lower"):
-            made = [functions.of_exported(k, each, self.order) for k, each in given.items()]
-            return _BundleContents(name, (), self, _by_file(made), {}, {})
+            created = [functions.of_exported(k, each, self.order) for k, each in by_key.items()]
+            return _BundleContents(name, (), self, _by_file(created), {}, {})
 
     def lower(
         self, model: Exportable, programs: Sequence[Program], request: Request
     ) -> _BundleContents:
         constant = self.weights == "constants"
-        made, store = functions.lower(
+        created, store = functions.lower(
             model,
             programs,
             update=self.update,
@@ -161,7 +161,7 @@ class _BundleExporter(FormatExporter):
             for each in programs
         }
         variables = () if constant else store.infos()
-        return _BundleContents(model.name, variables, self, _by_file(made), values, calls)
+        return _BundleContents(model.name, variables, self, _by_file(created), values, calls)
 
     def partial(self) -> None:
         """Always None: jax runs the whole model itself, and only gradients or state can differ."""
@@ -174,52 +174,52 @@ class _BundleContents(Contents):
     weights: Mapping[str, Any]
     calls: Mapping[str, list[Arrays]]  # the examples of each signature
 
-    def write(self, place: Path) -> dict[str, str]:
+    def write(self, path: Path) -> dict[str, str]:
         """Writes all files but report and card, and returns their hashes."""
         for file, each in self.functions.items():
-            files.write_function(place, file, each.exported, self.exporter.order, each.modules)
-        files.write_weights(place, self.weights)
-        return checksums.write(place)
+            files.write_function(path, file, each.exported, self.exporter.order, each.modules)
+        files.write_weights(path, self.weights)
+        return checksums.write(path)
 
     def stored(self) -> Mapping[str, Any]:
         return self.weights
 
     def cases(self, budget: Budget) -> Iterator[Case]:
-        made = self.functions.values()
-        parts = (part for each in made for part in each.cases(self.calls.get(each.key, ())))
+        created = self.functions.values()
+        parts = (part for each in created for part in each.cases(self.calls.get(each.key, ())))
         return cases_in_turns(parts, budget)
 
-    def report_fields(self, place: Path, written: Any, run: ExportRun) -> dict[str, Any]:
-        made = self.functions
-        exported = [each.exported for each in made.values()]
+    def report_fields(self, path: Path, written: Any, run: ExportRun) -> dict[str, Any]:
+        created = self.functions
+        exported = [each.exported for each in created.values()]
         apart = {files.WEIGHTS, REPORT_FILE, checksums.FILE}
-        rest = [file for file in place.iterdir() if file.name not in apart]
+        rest = [file for file in path.iterdir() if file.name not in apart]
         platforms, versions = tuple(exported[0].platforms), package_versions()
         return {
-            "signatures": {each.key: each.info for each in made.values()},
+            "signatures": {each.key: each.info for each in created.values()},
             "graph_bytes": sum(file.stat().st_size for file in rest),
             "platforms": platforms,
             "stablehlo": oldest_stablehlo(
-                [module for each in made.values() for module in each.modules]
+                [module for each in created.values() for module in each.modules]
             ),
             "calling_convention": max(each.calling_convention_version for each in exported),
             "versions": versions,
             "details": {
                 "vjp_order": self.exporter.order,
                 "weights": self.exporter.weights,
-                "functions": {each.key: each.details(file) for file, each in made.items()},
+                "functions": {each.key: each.details(file) for file, each in created.items()},
                 "runs_in": f"jax {versions['jax']}, on {', '.join(platforms)}",
                 **in_float32(self.stored()),
             },
         }
 
-    def write_report(self, report: Report, place: Path, written: Mapping[str, str]) -> None:
-        super().write_report(report, place, written)
-        checksums.write(place, written)
+    def write_report(self, report: Report, path: Path, written: Mapping[str, str]) -> None:
+        super().write_report(report, path, written)
+        checksums.write(path, written)
 
 
-def _by_file(made: Sequence[functions.Function]) -> dict[str, functions.Function]:
-    return dict(zip(legal_names(each.key for each in made), made))
+def _by_file(created: Sequence[functions.Function]) -> dict[str, functions.Function]:
+    return dict(zip(legal_names(each.key for each in created), created))
 
 
 def _given_exports(model: Any, inputs: PyTree, methods: object) -> dict[str, Exported] | None:

@@ -45,7 +45,7 @@ class PortableModule:
     """A portable module, and which of the flat operands it takes."""
 
     portable: Portable
-    kept: tuple[int, ...]
+    used: tuple[int, ...]
     neutral: bool = False  # lowered without a platform: it has no platform index
 
 
@@ -82,14 +82,14 @@ def named_operations(error: BaseException | None) -> set[str]:
     return {name for path in re.findall(r'loc\("([^"]*)"', str(error)) for name in path.split("/")}
 
 
-def read_checks(given: Any) -> tuple[jax_export.DisabledSafetyCheck, ...]:
-    checks = tuple(given) if isinstance(given, Iterable) else (given,)
+def read_checks(names: Any) -> tuple[jax_export.DisabledSafetyCheck, ...]:
+    checks = tuple(names) if isinstance(names, Iterable) else (names,)
     if all(isinstance(check, jax_export.DisabledSafetyCheck) for check in checks):
         return checks
     raise InvalidArgumentTypeError(
         "disabled_checks must contain checks of jax.export.",
         where="disabled_checks",
-        got=repr(given),
+        got=repr(names),
         write=_CUSTOM_CALL,
     )
 
@@ -113,8 +113,8 @@ def export_gradients(
         flat = _vjp_function(flat, found[-1])
         change = partial(guaranteed, platforms=() if disabled_checks else exported.platforms)
         lowered = _lowerable(flat, change)
-        made = partial(make, lowered, structs, exported.platforms, disabled_checks)
-        found.append(_make_gradient(exported, made))
+        created = partial(make, lowered, structs, exported.platforms, disabled_checks)
+        found.append(_make_gradient(exported, created))
     return found
 
 
@@ -132,9 +132,9 @@ def _vjp_function(flat: Callable[..., Any], exported: Exported) -> Callable[...,
     count = len(exported.in_avals)
 
     def gradient(*values: Array) -> Sequence[Any]:
-        given, cotangents = values[:count], values[count:]
-        program = differentiable(jax.make_jaxpr(flat)(*given))
-        return jax.vjp(jaxpr_as_fun(program), *given)[1](list(cotangents))
+        primals, cotangents = values[:count], values[count:]
+        program = differentiable(jax.make_jaxpr(flat)(*primals))
+        return jax.vjp(jaxpr_as_fun(program), *primals)[1](list(cotangents))
 
     return gradient
 
@@ -186,7 +186,7 @@ def neutral_modules(function: Callable, found: Sequence[Exported]) -> tuple[Port
 
     They end at the first that needs operations that only jax has.
     """
-    made: list[PortableModule] = []
+    modules: list[PortableModule] = []
     flat = _flat(function, found[0])
     neutral = False
     for order, exported in enumerate(found):
@@ -200,9 +200,9 @@ def neutral_modules(function: Callable, found: Sequence[Exported]) -> tuple[Port
         module = _without_jax(exported.mlir_module_serialized, XLA_EXPANDS)
         if module is None:
             break
-        made.append(PortableModule(module, tuple(exported.module_kept_var_idx), neutral))
+        modules.append(PortableModule(module, tuple(exported.module_kept_var_idx), neutral))
         flat = _vjp_function(flat, found[order])
-    return tuple(made)
+    return tuple(modules)
 
 
 def without_jax(exported: Exported) -> tuple[PortableModule, ...]:
@@ -264,7 +264,7 @@ def _fill_frame(frame: Exported, found: Sequence[PortableModule]) -> Exported:
     return dataclasses.replace(
         frame,
         mlir_module_serialized=first.portable.module,
-        module_kept_var_idx=first.kept,
+        module_kept_var_idx=first.used,
         _get_vjp=(lambda _: gradient) if gradient else None,
     )
 

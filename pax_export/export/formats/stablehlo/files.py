@@ -87,9 +87,9 @@ class Details:
 def details_of(report: Report) -> Details:
     """The details of a report; an ExportPathError if they are not those of its signatures."""
     known = {each.name for each in fields(Details)}
-    given = {name: value for name, value in report.details.items() if name in known}
+    details = {name: value for name, value in report.details.items() if name in known}
     try:
-        found: Details = structure.read(Details, _as_json(given), "details")
+        found: Details = structure.read(Details, _as_json(details), "details")
         if found.vjp_order < 0:
             raise ValueError("details.vjp_order is less than zero")
         if set(found.functions) != set(report.signatures):
@@ -110,13 +110,13 @@ def _check(function: FunctionDetails, info: SignatureInfo, weights: list[str], w
         "results": {WEIGHT: list(info.assigns), OUTPUT: [each.name for each in info.outputs]},
     }
     for what, names in allowed.items():
-        given: Names = getattr(function, what)
-        wrong = [name for kind, name in given if name not in names.get(kind, ())]
-        if wrong or len(set(given)) != len(given):
+        listed: Names = getattr(function, what)
+        wrong = [name for kind, name in listed if name not in names.get(kind, ())]
+        if wrong or len(set(listed)) != len(listed):
             raise ValueError(f"{where}.{what} have unknown or repeated names")
         # Weights that a function does not read are none of its operands; all else is.
         needed = {(kind, name) for kind in names if kind != WEIGHT for name in names[kind]}
-        if not needed <= set(given):
+        if not needed <= set(listed):
             raise ValueError(f"{where}.{what} lack an input or output")
     if not set(info.assigns) <= set(weights):
         raise ValueError(f"{where} assigns an unknown weight")
@@ -162,8 +162,8 @@ def write_function(
             write=_REGISTER,
         ) from error
     (directory / f"{name}.jax_export").write_bytes(content)
-    for place, module in enumerate(modules):
-        (directory / _module_file(name, place)).write_bytes(module.portable.module)
+    for index, module in enumerate(modules):
+        (directory / _module_file(name, index)).write_bytes(module.portable.module)
     if modules:
         text = _module_text(modules[0].portable.module)
         (directory / f"{name}.mlir").write_text(text, encoding="utf-8")
@@ -269,10 +269,10 @@ def read_function(checked: Checked, report: Report, details: Details, key: str) 
     try:
         return _read_jax_bytes(checked, details.functions[key].file)
     except ExportPathError as error:
-        made = _from_modules(checked, report, details, key)
-        if made is None:
+        function = _from_modules(checked, report, details, key)
+        if function is None:
             raise error
-        return made
+        return function
 
 
 def _from_modules(checked: Checked, report: Report, details: Details, key: str) -> Exported | None:
@@ -345,10 +345,10 @@ def renew(path: str | os.PathLike[str]) -> Report:
     checked, details = checksums.check(path), details_of(report)
     checked.path(REPORT_FILE)
     with _of_what_it_says(path):
-        made: dict[str, Any] = {
+        fields: dict[str, Any] = {
             key: _from_modules(checked, report, details, key) for key in report.signatures
         }
-    missing = [key for key, exported in made.items() if exported is None]
+    missing = [key for key, exported in fields.items() if exported is None]
     if missing:
         raise ExportPathError(
             "This bundle has no portable modules to make it from.",
@@ -360,7 +360,7 @@ def renew(path: str | os.PathLike[str]) -> Report:
         for name in files(path):
             (directory / name).parent.mkdir(parents=True, exist_ok=True)
             (directory / name).write_bytes((path / name).read_bytes())
-        for key, exported in made.items():
+        for key, exported in fields.items():
             name = details.functions[key].file
             with _of_what_it_says(path):
                 write_function(directory, name, exported, details.vjp_order, ())

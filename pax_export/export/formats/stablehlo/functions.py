@@ -72,7 +72,7 @@ class Function:
             "file": file,
             "operands": self.operands,
             "results": self.results,
-            "kept": [module.kept for module in modules],
+            "kept": [module.used for module in modules],
             "neutral": [module.neutral for module in modules],
         }
 
@@ -86,12 +86,12 @@ class _FunctionCases(SignatureCases):
     def __init__(self, function: Function, examples: Sequence[Arrays]):
         exported = function.exported
         avals = dict(zip(function.operands, exported.in_avals))
-        given = {entry.name: avals[INPUT, entry.name] for entry in function.info.inputs}
-        made = zip(function.results, exported.out_avals)
+        inputs_by_name = {entry.name: avals[INPUT, entry.name] for entry in function.info.inputs}
+        results = zip(function.results, exported.out_avals)
         super().__init__(
             function.key,
-            {name: jax.ShapeDtypeStruct(a.shape, a.dtype) for name, a in given.items()},
-            [dtypes.shape_of(aval) for (kind, _), aval in made if kind == OUTPUT],
+            {name: jax.ShapeDtypeStruct(a.shape, a.dtype) for name, a in inputs_by_name.items()},
+            [dtypes.shape_of(aval) for (kind, _), aval in results if kind == OUTPUT],
             examples,
             len(exported.mlir_module_serialized) <= _SMALL,
             function.program,
@@ -141,15 +141,15 @@ class _FunctionCases(SignatureCases):
             case.cotangents[function.results[index][1]] = cotangent
 
         def outputs(*chosen: Any) -> list[Any]:
-            given = list(operands)
+            filled = list(operands)
             for index, value in zip(wrt, chosen):
-                given[index] = value
-            results = function.reference(*given)
+                filled[index] = value
+            results = function.reference(*filled)
             return [results[index] for index in of]
 
-        made, pull_back = jax.vjp(outputs, *(operands[index] for index in wrt))
+        values, pull_back = jax.vjp(outputs, *(operands[index] for index in wrt))
         # On explicit axes of a mesh they are sharded as the outputs.
-        pairs = zip(case.cotangents.values(), made)
+        pairs = zip(case.cotangents.values(), values)
         found = pull_back([jax.device_put(value, like.sharding) for value, like in pairs])
         for index, value in zip(wrt, found):
             case.expected[f"gradient:{function.operands[index][1]}"] = np.asarray(value)
@@ -177,7 +177,7 @@ def lower(
             check_updates(program, model.leaves)
             changed.update(program.changed)
     store = Store(model.leaves, changed, trainable=True)
-    places = {  # of leaves, then of closed-over arrays: this adds all constants
+    numbers = {  # of leaves, then of closed-over arrays: this adds all constants
         each.key: [*store.of_leaf, *map(store.of_constant, each.traced.constants)]
         for each in programs
     }
@@ -185,13 +185,13 @@ def lower(
     functions = []
     for program in programs:
         assigned = tuple(store.of_leaf[index] for index in program.changed) if update else ()
-        names = [store.variables[place].name for place in places[program.key]]
-        new = tuple(store.variables[place].name for place in assigned)
+        names = [store.variables[number].name for number in numbers[program.key]]
+        new = tuple(store.variables[number].name for number in assigned)
         run = _weights_function(program, names, new, values if constant else None)
-        held = () if constant else ((name, values[name]) for name in names)
+        arrays = () if constant else ((name, values[name]) for name in names)
         weights = {
             name: _add_sharding(dtypes.struct_of(value), getattr(value, "sharding", None))
-            for name, value in held
+            for name, value in arrays
         }
         inputs = {
             entry.name: _add_sharding(dtypes.stored(entry.struct), entry.sharding)
@@ -199,11 +199,13 @@ def lower(
         }
         with named_refusals():
             try:
-                made = lowerable(program.traced.program)
-                made = guaranteed(made, () if disabled_checks else platforms)
-                lowered = _weights_function(program, names, new, values if constant else None, made)
-                given = (weights, inputs)
-                exported = _exported.make(lowered, given, platforms, disabled_checks)
+                portable = lowerable(program.traced.program)
+                portable = guaranteed(portable, () if disabled_checks else platforms)
+                lowered = _weights_function(
+                    program, names, new, values if constant else None, portable
+                )
+                operands = (weights, inputs)
+                exported = _exported.make(lowered, operands, platforms, disabled_checks)
             except UnsupportedOperationError as error:
                 if not operations(error):
                     names = (*_OUTSIDE, *_exported.named_operations(error.__cause__))
@@ -246,7 +248,7 @@ def _weights_function(
     names: Sequence[str],
     new: Sequence[str],
     constant: Mapping[str, Any] | None,
-    made: Any = None,
+    lowered: Any = None,
 ) -> Any:
     """Returns the program, or a rewritten one, as a function of named weights and inputs."""
     count = len(program.output_names)
@@ -254,9 +256,9 @@ def _weights_function(
 
     def run(weights: dict[str, Any], inputs: dict[str, Any]) -> dict[str, dict[str, Any]]:
         values = [(weights if constant is None else constant)[name] for name in names]
-        given = [inputs[entry.name] for entry in program.inputs.flat]
-        operands = [*values[:first], *given, *values[first:]]
-        results = program.traced.with_constants(operands, None if new else count, program=made)
+        arguments = [inputs[entry.name] for entry in program.inputs.flat]
+        operands = [*values[:first], *arguments, *values[first:]]
+        results = program.traced.with_constants(operands, None if new else count, program=lowered)
         found = {OUTPUT: dict(zip(program.output_names, results))}
         return found | ({WEIGHT: dict(zip(new, results[count:]))} if new else {})
 
@@ -279,8 +281,8 @@ def _reference_function(
     @jax.jit
     def flat(values: Mapping[str, Any], named: Mapping[str, Any]) -> list[Any]:
         leaves = [values[name] for name in of_leaf]
-        given = [named[entry.name] for entry in program.inputs.flat]
-        results = program.traced.function([*leaves, *given])
+        arguments = [named[entry.name] for entry in program.inputs.flat]
+        results = program.traced.function([*leaves, *arguments])
         outputs = dict(zip(program.output_names, results))
         state = dict(zip(new, results[count:]))
         return [outputs[name] for name in sorted(outputs)] + [state[k] for k in sorted(state)]
@@ -304,8 +306,8 @@ def of_exported(key: str, exported: Exported, order: int) -> Function:
     args, kwargs = jax.tree_util.tree_unflatten(exported.in_tree, structs_of(exported.in_avals))
     tops = {f"arg{index}": value for index, value in enumerate(args)} | kwargs
     paths = [
-        dotted_name(f"arg{which.idx}" if place.idx == 0 else which.key, rest)
-        for (place, which, *rest), _ in jax.tree_util.tree_flatten_with_path((args, kwargs))[0]
+        dotted_name(f"arg{which.idx}" if part.idx == 0 else which.key, rest)
+        for (part, which, *rest), _ in jax.tree_util.tree_flatten_with_path((args, kwargs))[0]
     ]
     names = signature_names(paths)
     left = iter(names)

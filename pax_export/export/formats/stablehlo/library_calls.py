@@ -135,11 +135,11 @@ def _call_target(call: Any) -> str:
 def _check_sizes(call: Any) -> bool:
     """Checks the sizes of a call; whether symbolic ones were bound to those of its operands."""
     indices = "indices_of_shape_operands"
-    given: list[int] = []
+    sizes_of_call: list[int] = []
     if indices in call.attributes:
         numbers: Any = ir.DenseIntElementsAttr(call.attributes[indices])
-        given = list(numbers)
-    count = len(call.operands) - len(given)
+        sizes_of_call = list(numbers)
+    count = len(call.operands) - len(sizes_of_call)
     operands, results = list(call.operands)[:count], list(call.results)
     types = [_shape(call, each) for each in operands], [_shape(call, each) for each in results]
     row = _routine_row(call)
@@ -148,20 +148,20 @@ def _check_sizes(call: Any) -> bool:
         raise _sizes_error(call, row)
     if not any(_DYNAMIC in each for each in types[0] + types[1]):
         return False
-    if given != list(range(count, count + len(results))):
+    if sizes_of_call != list(range(count, count + len(results))):
         raise _sizes_error(call, row)
     changed = False
     with ir.InsertionPoint(call), ir.Location.unknown(call.context):
-        for place, axes in list(enumerate(wanted[0]))[1:]:
-            if _DYNAMIC in types[0][place] and None not in axes:
+        for index, axes in list(enumerate(wanted[0]))[1:]:
+            if _DYNAMIC in types[0][index] and None not in axes:
                 shape = _shape_value(operands, axes)
-                call.operands[place] = stablehlo.dynamic_reshape(
-                    operands[place].type, operands[place], shape
+                call.operands[index] = stablehlo.dynamic_reshape(
+                    operands[index].type, operands[index], shape
                 )
                 changed = True
-        for place, axes in enumerate(wanted[1], count):
+        for index, axes in enumerate(wanted[1], count):
             if axes and None not in axes:
-                call.operands[place] = _shape_value(operands, axes)
+                call.operands[index] = _shape_value(operands, axes)
                 changed = True
     return changed
 
@@ -211,11 +211,11 @@ def _expected_axes(
         return None
     whole = [_axis_of(operands, 0, axis) for axis in range(len(operands[0]))]
     batch = whole[:rank]
-    for place, word in enumerate(words[0]):
-        if word != "*" and len(operands[place]) != len(batch) + len(word):
+    for index, word in enumerate(words[0]):
+        if word != "*" and len(operands[index]) != len(batch) + len(word):
             return None
         for axis, letter in enumerate(word if word != "*" else "", len(batch)):
-            axes.setdefault(letter, _axis_of(operands, place, axis))
+            axes.setdefault(letter, _axis_of(operands, index, axis))
     if "m" in axes and "n" in axes:
         axes["k"] = ("min", axes["m"], axes["n"])
     if "n" in axes:
@@ -229,9 +229,9 @@ def _expected_axes(
     return list(map(each, words[0])), list(map(each, words[1]))
 
 
-def _axis_of(operands: Sequence[list[int]], place: int, axis: int) -> _Axis:
-    size = operands[place][axis]
-    return (place, axis) if size == _DYNAMIC else size
+def _axis_of(operands: Sequence[list[int]], index: int, axis: int) -> _Axis:
+    size = operands[index][axis]
+    return (index, axis) if size == _DYNAMIC else size
 
 
 def _constant_size(axis: _Axis) -> _Axis:

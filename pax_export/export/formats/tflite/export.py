@@ -168,7 +168,7 @@ class _TfliteContents(ProgramContents):
     #: Report entries about quantized weights, once known.
     integers: dict[str, Any] = field(default_factory=dict)
 
-    def write(self, place: Path) -> _Written:
+    def write(self, path: Path) -> _Written:
         if self.options.quantize == "dynamic" and (names := not_finite(self.stored())):
             raise UnsupportedOperationError(
                 "Weights that are NaN or infinite cannot be stored as int8.",
@@ -192,27 +192,27 @@ class _TfliteContents(ProgramContents):
             store_integers(graphs, options.accuracy_level)
         if options.quantize is not None:
             store_small(graphs, options.quantize)
-        place.write_bytes(encode(signatures))
-        found = read_integers(graphs, place, self.stored())
+        path.write_bytes(encode(signatures))
+        found = read_integers(graphs, path, self.stored())
         self.integers.update(check_integers(found, self.stored()))
         return _Written(sorted(folded), list(notes), arithmetic(graphs))
 
-    def test(self, exporter: FormatExporter, place: Path, run: ExportRun) -> dict[str, float]:
+    def test(self, exporter: FormatExporter, path: Path, run: ExportRun) -> dict[str, float]:
         if not self.integers or self.options.accuracy_level == 1:
-            return super().test(exporter, place, run)
+            return super().test(exporter, path, run)
         # Kernels that round activations do not show whether a file is right: the same one
         # without them is tested.
         options = replace(self.options, accuracy_level=1)
         errors = self.test_instead(replace(self, options=options, integers={}), exporter, run)
         signatures = {each.key: signature_info(each) for each in self.programs}
-        _, call = opened(str(place), signatures)
+        _, call = opened(str(path), signatures)
         self.integers["kernels add"] = kernels_add(self.cases(Budget()), call)
         return errors
 
-    def report_fields(self, place: Path, written: _Written, run: ExportRun) -> dict[str, Any]:
+    def report_fields(self, path: Path, written: _Written, run: ExportRun) -> dict[str, Any]:
         details = {
             "runs_in": "LiteRT",
-            SHA256: checksums.digest(place),
+            SHA256: checksums.digest(path),
             "folded": written.folded,
             "kept": written.notes,
             "quantize": self.options.quantize,
@@ -220,14 +220,14 @@ class _TfliteContents(ProgramContents):
         }
         return {
             "signatures": {each.key: signature_info(each) for each in self.programs},
-            "graph_bytes": place.stat().st_size,
+            "graph_bytes": path.stat().st_size,
             "platforms": ("cpu",),
             "versions": package_versions("flatbuffers"),
             "details": {name: value for name, value in details.items() if value},
         }
 
-    def write_report(self, report: Report, place: Path, written: Any) -> None:
-        append_zip(place, report_text(report))
+    def write_report(self, report: Report, path: Path, written: Any) -> None:
+        append_zip(path, report_text(report))
 
 
 def load(path: Path, report: Report) -> LoadedFile:

@@ -279,10 +279,10 @@ class TorchContents(ProgramContents):
             for each in self.programs
         }
 
-    def write(self, place: Path) -> dict[str, tuple[str, ...]]:
+    def write(self, path: Path) -> dict[str, tuple[str, ...]]:
         module, notes = self.make_module()
         archive = importlib.import_module("pax_export.export.formats.torch.archive")
-        archive.write_archive(module, self.programs, self.nested_methods(), place)
+        archive.write_archive(module, self.programs, self.nested_methods(), path)
         return notes
 
     def cases(self, budget: Budget) -> Iterator[Case]:
@@ -299,22 +299,22 @@ class TorchContents(ProgramContents):
         return cases_in_turns(given, budget)
 
     def report_fields(
-        self, place: Path, written: Mapping[str, tuple[str, ...]], run: ExportRun
+        self, path: Path, written: Mapping[str, tuple[str, ...]], run: ExportRun
     ) -> dict[str, Any]:
         notes = list(dict.fromkeys(note for each in written.values() for note in each))
-        details = {"runs_in": "torch", SHA256: _digest(place), "kept": notes}
+        details = {"runs_in": "torch", SHA256: _digest(path), "kept": notes}
         return {
             "signatures": {each.key: signature_info(each) for each in self.programs},
-            "graph_bytes": place.stat().st_size,
+            "graph_bytes": path.stat().st_size,
             "platforms": ("cpu", "cuda", "rocm"),
             "versions": package_versions("torch"),
             "details": {name: value for name, value in details.items() if value},
         }
 
     def write_report(
-        self, report: Report, place: Path, written: Mapping[str, tuple[str, ...]]
+        self, report: Report, path: Path, written: Mapping[str, tuple[str, ...]]
     ) -> None:
-        append_zip(place, report_text(report), NAME_IN_TORCH)
+        append_zip(path, report_text(report), NAME_IN_TORCH)
 
 
 def _arguments(structure: Mapping[str, Any]) -> dict[str, Any]:

@@ -165,20 +165,20 @@ class _WebContents(ProgramContents):
     parts: Mapping[str, OnnxContents]
     signatures: Mapping[str, SignatureInfo]
 
-    def write(self, place: Path) -> dict[str, OnnxModelFile]:
+    def write(self, path: Path) -> dict[str, OnnxModelFile]:
         keys = list(self.parts)
-        made = {key: each.write(place / model_file(key, keys)) for key, each in self.parts.items()}
+        made = {key: each.write(path / model_file(key, keys)) for key, each in self.parts.items()}
         beside = {key: [each.data.name] if each.data else [] for key, each in made.items()}
-        write_page(place, self.name, module(self.signatures, beside), types(self.signatures))
-        copy_packages(place, {RUNTIME: npm.ONNXRUNTIME})
+        write_page(path, self.name, module(self.signatures, beside), types(self.signatures))
+        copy_packages(path, {RUNTIME: npm.ONNXRUNTIME})
         return made
 
     def report_fields(
-        self, place: Path, written: Mapping[str, OnnxModelFile], run: ExportRun
+        self, path: Path, written: Mapping[str, OnnxModelFile], run: ExportRun
     ) -> dict[str, Any]:
-        if not (place / RUNTIME).is_dir():
+        if not (path / RUNTIME).is_dir():
             run.budget.left_out = [f"not copied, because npm is not installed: {npm.ONNXRUNTIME}"]
-        files = [place / model_file(key, list(self.parts)) for key in self.parts]
+        files = [path / model_file(key, list(self.parts)) for key in self.parts]
         options = self.parts[self.programs[0].key].options
         integers = next(filter(None, (each.integers for each in self.parts.values())), {})
         counted = [each.arithmetic for each in written.values()]
@@ -199,10 +199,10 @@ class _WebContents(ProgramContents):
             },
         }  # fmt: skip
 
-    def write_report(self, report: Report, place: Path, written: object) -> None:
-        write_report(report, place)
-        names = sorted({*overwrite_guard.files(place)} - {checksums.FILE})
-        checksums.write(place, files=names)
+    def write_report(self, report: Report, path: Path, written: object) -> None:
+        write_report(report, path)
+        names = sorted({*overwrite_guard.files(path)} - {checksums.FILE})
+        checksums.write(path, files=names)
 
 
 def _union(texts: Iterable[Iterable[str]]) -> tuple[str, ...]:

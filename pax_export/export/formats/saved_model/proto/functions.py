@@ -100,7 +100,7 @@ def _signature_modules(signature: Signature) -> list[_SignatureModule]:
     calls = [forward, *(gradient.call for gradient in gradients)]
     for order in reversed(range(len(calls))):
         lowered = calls[order].lowered
-        operands = tuple(spaces[order][index] for index in lowered.kept)
+        operands = tuple(spaces[order][index] for index in lowered.used)
         following = gradients[order] if order < len(gradients) else None
         of = following.of if following else ()
         wrt = tuple(spaces[order][index] for index in following.wrt) if following else ()
@@ -125,7 +125,7 @@ def write_initializer(
     specs = {each: Spec.of(store.variables[each.place].value) for each in captured}
     for each in captured:
         body.resource(_resource_name(each), specs[each])
-    kept = [captured[index] for index in call.lowered.kept]
+    kept = [captured[index] for index in call.lowered.used]
     tensors = [_add_read(body, each, specs[each]) for each in kept]
     results = _run_module(body, call.lowered, tensors, [specs[each].dtype for each in kept])
     for place, result in zip(store.computed, results):
