@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     #: A size of an array, or jax's symbolic size, which its own types count among integers.
     Size: TypeAlias = int
 
-    class Shaped(Protocol):
+    class HasShape(Protocol):
         """An array, its type or its description."""
 
         @property
@@ -88,5 +88,5 @@ if TYPE_CHECKING:
     ClosedJaxpr: TypeAlias = Jaxpr | core.ClosedJaxpr
     TracedProgram: TypeAlias = ClosedJaxpr | core.Jaxpr
 else:
-    Array = ArrayLike = DTypeLike = PRNGKey = AnyMesh = Size = Shaped = Any
+    Array = ArrayLike = DTypeLike = PRNGKey = AnyMesh = Size = HasShape = Any
     Aval = Var = Literal = Atom = Primitive = Equation = Jaxpr = ClosedJaxpr = TracedProgram = Any

@@ -9,7 +9,7 @@ import numpy as np
 
 from pax_export._foundations.errors import UnsupportedDtypeError
 from pax_export._foundations.jax import is_key
-from pax_export._foundations.types import Array, ArrayLike, DTypeLike, Shaped
+from pax_export._foundations.types import Array, ArrayLike, DTypeLike, HasShape
 from pax_export.export.artifact.dtypes import STRING, name_of, numpy_dtype  # noqa: F401
 
 _WIDENED = {"int4": np.dtype("int8"), "uint4": np.dtype("uint8")}
@@ -26,11 +26,11 @@ def is_floating(dtype: DTypeLike) -> bool:
     return inexact and np.dtype(dtype).itemsize > 1
 
 
-def struct_of(array: Shaped) -> jax.ShapeDtypeStruct:
+def struct_of(array: HasShape) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(array.shape, array.dtype)
 
 
-def shape_of(struct: Shaped) -> tuple[int | str, ...]:
+def shape_of(struct: HasShape) -> tuple[int | str, ...]:
     """The sizes, with symbolic ones as text."""
     return tuple(size if isinstance(size, int) else str(size) for size in struct.shape)
 
