@@ -214,14 +214,16 @@ class OnnxContents(ProgramContents):
 
     def write(self, path: Path) -> OnnxModelFile:
         (program,) = self.programs
-        made = converted(program, self.store, self.options)
+        conversion = converted(program, self.store, self.options)
         onnx = require("onnx", "onnx", "to_onnx")
-        data = file.write(onnx, made.model, made.arrays, path, self.options.external_data)
-        whole = {each.leaf: each for each in whole_leaves(made.arrays, self.stored())}
-        if quantized := {**whole, **made.quantized}:  # those of a loop are whole leaves
+        data = file.write(
+            onnx, conversion.model, conversion.arrays, path, self.options.external_data
+        )
+        whole = {each.leaf: each for each in whole_leaves(conversion.arrays, self.stored())}
+        if quantized := {**whole, **conversion.quantized}:  # those of a loop are whole leaves
             written = _integers(onnx.load(path), quantized)
             self.integers.update(check_integers(written, self.stored()))
-        return OnnxModelFile(made.folded, made.notes, made.arithmetic, data)
+        return OnnxModelFile(conversion.folded, conversion.notes, conversion.arithmetic, data)
 
     def test(self, exporter: FormatExporter, path: Path, run: ExportRun) -> dict[str, float]:
         level = self.options.accuracy_level if self.integers else 1
@@ -241,21 +243,21 @@ class OnnxContents(ProgramContents):
         return any(has_half_between(each.traced.program) for each in self.programs)
 
     def _test_here_and_there(
-        self, exporter: FormatExporter, place: Path, run: ExportRun
+        self, exporter: FormatExporter, path: Path, run: ExportRun
     ) -> dict[str, float]:
-        errors = super().test(exporter, place, run)
+        errors = super().test(exporter, path, run)
         for name in exporter.runtimes if isinstance(exporter, OnnxExporter) else ():
-            self.tested_in[name] = self._largest_error(name, exporter, place, run)
+            self.tested_in[name] = self._largest_error(name, exporter, path, run)
         return errors
 
     def _largest_error(
-        self, name: str, exporter: FormatExporter, place: Path, run: ExportRun
+        self, name: str, exporter: FormatExporter, path: Path, run: ExportRun
     ) -> float:
         budget = Budget(probes="few")
         cases = self.cases(budget)
         here = partial(other_runtimes.run, name)
         try:
-            errors = validated_calls(exporter.format, place, cases, False, exporter.factor, here)
+            errors = validated_calls(exporter.format, path, cases, False, exporter.factor, here)
         except ValidationError as error:
             error.where = f"{error.where}, in {name}"
             raise

@@ -82,14 +82,14 @@ def named_operations(error: BaseException | None) -> set[str]:
     return {name for path in re.findall(r'loc\("([^"]*)"', str(error)) for name in path.split("/")}
 
 
-def read_checks(names: Any) -> tuple[jax_export.DisabledSafetyCheck, ...]:
-    checks = tuple(names) if isinstance(names, Iterable) else (names,)
+def read_checks(value: Any) -> tuple[jax_export.DisabledSafetyCheck, ...]:
+    checks = tuple(value) if isinstance(value, Iterable) else (value,)
     if all(isinstance(check, jax_export.DisabledSafetyCheck) for check in checks):
         return checks
     raise InvalidArgumentTypeError(
         "disabled_checks must contain checks of jax.export.",
         where="disabled_checks",
-        got=repr(names),
+        got=repr(value),
         write=_CUSTOM_CALL,
     )
 
@@ -113,8 +113,8 @@ def export_gradients(
         flat = _vjp_function(flat, found[-1])
         change = partial(guaranteed, platforms=() if disabled_checks else exported.platforms)
         lowered = _lowerable(flat, change)
-        created = partial(make, lowered, structs, exported.platforms, disabled_checks)
-        found.append(_make_gradient(exported, created))
+        export = partial(make, lowered, structs, exported.platforms, disabled_checks)
+        found.append(_make_gradient(exported, export))
     return found
 
 

@@ -280,13 +280,13 @@ def _from_modules(checked: Checked, report: Report, details: Details, key: str) 
     if not entry.kept:
         return None
     modules = []
-    for order, (kept, neutral) in enumerate(zip(entry.kept, entry.neutral)):
+    for order, (used, neutral) in enumerate(zip(entry.kept, entry.neutral)):
         name = _module_file(entry.file, order)
         if name not in checked.names:
             return None
         content = checked.path(name).read_bytes()
         looked = _look_over(content, checked.path(name))
-        modules.append(PortableModule(Portable(looked.module, ()), kept, neutral))
+        modules.append(PortableModule(Portable(looked.module, ()), used, neutral))
     read = {name for kind, name in entry.operands if kind == WEIGHT}
     weights, inputs, outputs = _report_types(report, key, read)
     return rebuild_functions(key, modules, weights, inputs, outputs, report.platforms)
@@ -345,10 +345,10 @@ def renew(path: str | os.PathLike[str]) -> Report:
     checked, details = checksums.check(path), details_of(report)
     checked.path(REPORT_FILE)
     with _of_what_it_says(path):
-        fields: dict[str, Any] = {
+        functions: dict[str, Any] = {
             key: _from_modules(checked, report, details, key) for key in report.signatures
         }
-    missing = [key for key, exported in fields.items() if exported is None]
+    missing = [key for key, exported in functions.items() if exported is None]
     if missing:
         raise ExportPathError(
             "This bundle has no portable modules to make it from.",
@@ -360,7 +360,7 @@ def renew(path: str | os.PathLike[str]) -> Report:
         for name in files(path):
             (directory / name).parent.mkdir(parents=True, exist_ok=True)
             (directory / name).write_bytes((path / name).read_bytes())
-        for key, exported in fields.items():
+        for key, exported in functions.items():
             name = details.functions[key].file
             with _of_what_it_says(path):
                 write_function(directory, name, exported, details.vjp_order, ())

@@ -86,11 +86,11 @@ class _FunctionCases(SignatureCases):
     def __init__(self, function: Function, examples: Sequence[Arrays]):
         exported = function.exported
         avals = dict(zip(function.operands, exported.in_avals))
-        inputs_by_name = {entry.name: avals[INPUT, entry.name] for entry in function.info.inputs}
+        inputs = {entry.name: avals[INPUT, entry.name] for entry in function.info.inputs}
         results = zip(function.results, exported.out_avals)
         super().__init__(
             function.key,
-            {name: jax.ShapeDtypeStruct(a.shape, a.dtype) for name, a in inputs_by_name.items()},
+            {name: jax.ShapeDtypeStruct(a.shape, a.dtype) for name, a in inputs.items()},
             [dtypes.shape_of(aval) for (kind, _), aval in results if kind == OUTPUT],
             examples,
             len(exported.mlir_module_serialized) <= _SMALL,
@@ -199,10 +199,10 @@ def lower(
         }
         with named_refusals():
             try:
-                portable = lowerable(program.traced.program)
-                portable = guaranteed(portable, () if disabled_checks else platforms)
+                rewritten = lowerable(program.traced.program)
+                rewritten = guaranteed(rewritten, () if disabled_checks else platforms)
                 lowered = _weights_function(
-                    program, names, new, values if constant else None, portable
+                    program, names, new, values if constant else None, rewritten
                 )
                 operands = (weights, inputs)
                 exported = _exported.make(lowered, operands, platforms, disabled_checks)
@@ -248,7 +248,7 @@ def _weights_function(
     names: Sequence[str],
     new: Sequence[str],
     constant: Mapping[str, Any] | None,
-    lowered: Any = None,
+    rewritten: Any = None,
 ) -> Any:
     """Returns the program, or a rewritten one, as a function of named weights and inputs."""
     count = len(program.output_names)
@@ -258,7 +258,7 @@ def _weights_function(
         values = [(weights if constant is None else constant)[name] for name in names]
         arguments = [inputs[entry.name] for entry in program.inputs.flat]
         operands = [*values[:first], *arguments, *values[first:]]
-        results = program.traced.with_constants(operands, None if new else count, program=lowered)
+        results = program.traced.with_constants(operands, None if new else count, program=rewritten)
         found = {OUTPUT: dict(zip(program.output_names, results))}
         return found | ({WEIGHT: dict(zip(new, results[count:]))} if new else {})
 

@@ -135,11 +135,11 @@ def _call_target(call: Any) -> str:
 def _check_sizes(call: Any) -> bool:
     """Checks the sizes of a call; whether symbolic ones were bound to those of its operands."""
     indices = "indices_of_shape_operands"
-    sizes_of_call: list[int] = []
+    shape_indices: list[int] = []
     if indices in call.attributes:
         numbers: Any = ir.DenseIntElementsAttr(call.attributes[indices])
-        sizes_of_call = list(numbers)
-    count = len(call.operands) - len(sizes_of_call)
+        shape_indices = list(numbers)
+    count = len(call.operands) - len(shape_indices)
     operands, results = list(call.operands)[:count], list(call.results)
     types = [_shape(call, each) for each in operands], [_shape(call, each) for each in results]
     row = _routine_row(call)
@@ -148,7 +148,7 @@ def _check_sizes(call: Any) -> bool:
         raise _sizes_error(call, row)
     if not any(_DYNAMIC in each for each in types[0] + types[1]):
         return False
-    if sizes_of_call != list(range(count, count + len(results))):
+    if shape_indices != list(range(count, count + len(results))):
         raise _sizes_error(call, row)
     changed = False
     with ir.InsertionPoint(call), ir.Location.unknown(call.context):

@@ -179,11 +179,11 @@ class _TfliteContents(ProgramContents):
         options = self.options
         with constants_shared():
             weights = Weights(self.store)
-            told = options.exact, options.fold, options.accuracy_level == 4
-            made = [make_signature(each, weights, *told) for each in self.programs]
-            signatures = [signature for signature, _ in made]
+            flags = options.exact, options.fold, options.accuracy_level == 4
+            converted = [make_signature(each, weights, *flags) for each in self.programs]
+            signatures = [signature for signature, _ in converted]
             graphs = [each.graph for each in signatures]
-            notes = dict.fromkeys(note for _, notes in made for note in notes)
+            notes = dict.fromkeys(note for _, notes in converted for note in notes)
             for each in graphs_of(graphs):
                 simplify(each)
             folded = computed_weights(graphs) if options.fold else ()

@@ -167,11 +167,13 @@ class _WebContents(ProgramContents):
 
     def write(self, path: Path) -> dict[str, OnnxModelFile]:
         keys = list(self.parts)
-        made = {key: each.write(path / model_file(key, keys)) for key, each in self.parts.items()}
-        beside = {key: [each.data.name] if each.data else [] for key, each in made.items()}
+        written = {
+            key: each.write(path / model_file(key, keys)) for key, each in self.parts.items()
+        }
+        beside = {key: [each.data.name] if each.data else [] for key, each in written.items()}
         write_page(path, self.name, module(self.signatures, beside), types(self.signatures))
         copy_packages(path, {RUNTIME: npm.ONNXRUNTIME})
-        return made
+        return written
 
     def report_fields(
         self, path: Path, written: Mapping[str, OnnxModelFile], run: ExportRun
@@ -209,11 +211,11 @@ def _union(texts: Iterable[Iterable[str]]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(text for each in texts for text in each))
 
 
-def copy_packages(place: Path, packages: Mapping[str, npm.Package]) -> None:
+def copy_packages(folder: Path, packages: Mapping[str, npm.Package]) -> None:
     """Copies packages into folders of these names; without npm it warns that they are missing."""
     if npm.found():
         for name, package in packages.items():
-            npm.copy(package, place / name)
+            npm.copy(package, folder / name)
         return
     names = ", ".join(map(str, packages.values()))
     warning = NotValidatedWarning(
@@ -223,7 +225,7 @@ def copy_packages(place: Path, packages: Mapping[str, npm.Package]) -> None:
     warnings.warn(warning, stacklevel=3)
 
 
-def write_page(place: Path, title: str, module: str, types: str, **changed: str) -> None:
+def write_page(folder: Path, title: str, module: str, types: str, **changed: str) -> None:
     """Writes the module and the page; `changed` are files that are not the usual ones."""
     texts = {name: page_file(name) for name in ("index.html", *_COPIED)}
     texts |= {name.replace("_", "."): text for name, text in changed.items()}
@@ -232,7 +234,7 @@ def write_page(place: Path, title: str, module: str, types: str, **changed: str)
     texts |= {"model.js": module, "model.d.ts": types}
     texts["package.json"] = json.dumps(package, indent=2) + "\n"
     for name, text in texts.items():
-        (place / name).write_text(text, encoding="utf-8")
+        (folder / name).write_text(text, encoding="utf-8")
 
 
 def module(signatures: Mapping[str, SignatureInfo], beside: Mapping[str, Sequence[str]]) -> str:
