@@ -256,8 +256,8 @@ def _extend_beams(
     stop = rules.stop
     ways = max(len(stop.ids), 1 if stop.sequences or stop.strings else 0)
     candidates = beams * min(1 + ways, size)
-    total, order = jax.lax.top_k(totals, candidates)
-    beam, token = order // size, (order % size).astype(jnp.int32)
+    total, index = jax.lax.top_k(totals, candidates)
+    beam, token = index // size, (index % size).astype(jnp.int32)
     texts = jax.lax.dynamic_update_slice_in_dim(
         _of_beams(search.texts, beam), token[:, :, None], search.step, axis=2
     )

@@ -167,12 +167,12 @@ def export(
             "length": length, "cache_dtype": cache_dtype, "layers": layers, "sampler": sampler,
             "stop": stop, "pad": pad,
         }  # fmt: skip
-        options_of_functions = {
+        changed_options = {
             name: value for name, value in ours.items() if value != _DEFAULTS.get(name)
         }
         return export_for_runtime(
             RUNTIMES[format], lm, path, tokenizer=tokenizer, max_length=max_length,
-            prompts=prompts, **options_of_functions, **options,
+            prompts=prompts, **changed_options, **options,
         )  # fmt: skip
     checked_choice(format, (*FUNCTION_FORMATS, *RUNTIMES), "export: format")
     if tokenizer is not None:

@@ -251,13 +251,13 @@ def generate(
         "generate", lm, tokens, lengths, mask, max_new_tokens, sampler, key, stop,
         tokenizer, pad, log_probs, cache, max_length, cache_dtype, prefill_chunk,
     )  # fmt: skip
-    columns, counts, log_probs_of, state = (
+    columns, counts, token_log_probs, state = (
         request.at_once() if request.ends is None else request.by_steps()
     )
     if not log_probs and not return_cache:
         return columns
-    cache_after = settled(request.operands[0], state) if return_cache else None
-    return Generated(columns, counts, log_probs_of, cache_after)
+    new_cache = settled(request.operands[0], state) if return_cache else None
+    return Generated(columns, counts, token_log_probs, new_cache)
 
 
 class GenerationRequest(NamedTuple):

@@ -170,8 +170,8 @@ def _write_header(sections: list[tuple[int, str, int, int]]) -> bytes:
     objects = []
     for kind, role, begin, end in sections:
         items = vector([pair("model_type", role)] if role else [])
-        pairs = [(1, "Uint64", begin), (2, "Uint64", end), (3, "Uint8", kind)]
-        objects.append(table([(0, "UOffsetTRelative", items), *pairs]))
+        rest = [(1, "Uint64", begin), (2, "Uint64", end), (3, "Uint8", kind)]
+        objects.append(table([(0, "UOffsetTRelative", items), *rest]))
     system = table([(0, "UOffsetTRelative", vector([pair("author", _MARK)]))])
     listed = table([(0, "UOffsetTRelative", vector(objects))])
     builder.Finish(table([(0, "UOffsetTRelative", system), (1, "UOffsetTRelative", listed)]))

@@ -93,7 +93,7 @@ def generate_rest(
     log_probs = (
         None if log_prob is None else _put(jnp.zeros((batch, count), log_prob.dtype), log_prob, 0)
     )
-    number = state.alive.astype(jnp.int32)
+    lengths = state.alive.astype(jnp.int32)
 
     def goes_on(carried: _Carried) -> jax.Array:
         state = carried[0]
@@ -101,15 +101,15 @@ def generate_rest(
         return more & ~jnp.all(state.done) if settings.stop or settings.sequences else more
 
     def step(carried: _Carried) -> Any:
-        state, out, log_probs, count = carried
+        state, out, log_probs, lengths = carried
         column, state = state.step, advance_state(lm, state, settings)
         if log_probs is not None:
             log_probs = _put(log_probs, state.log_prob, column)
-        return state, _put(out, state.token, column), log_probs, count + state.alive
+        return state, _put(out, state.token, column), log_probs, lengths + state.alive
 
-    carried = state, out, log_probs, number
-    state, out, log_probs, number = jax.lax.while_loop(goes_on, step, carried)
-    return out, number, log_probs, state
+    carried = state, out, log_probs, lengths
+    state, out, log_probs, lengths = jax.lax.while_loop(goes_on, step, carried)
+    return out, lengths, log_probs, state
 
 
 def _put(columns: jax.Array, column: Any, index: jax.Array | int) -> jax.Array:

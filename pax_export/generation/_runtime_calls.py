@@ -105,8 +105,8 @@ def transformers(path: str, calls: dict[str, Any]) -> list[Any]:
 
 
 def main(runtime: str, path: str, calls: str, results: str) -> None:
-    results_of = globals()[runtime](path, json.loads(Path(calls).read_text(encoding="utf-8")))
-    Path(results).write_text(json.dumps(results_of), encoding="utf-8")
+    answers = globals()[runtime](path, json.loads(Path(calls).read_text(encoding="utf-8")))
+    Path(results).write_text(json.dumps(answers), encoding="utf-8")
 
 
 if __name__ == "__main__":

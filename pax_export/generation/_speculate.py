@@ -110,7 +110,7 @@ def speculate(
     count = checked_count(max_new_tokens, "max_new_tokens", where)
     ahead = checked_count(ahead, "ahead", where)
     sizes = bucket_sizes([lm, draft], *prompts, count, spare=ahead + 1)
-    texts = _run_speculation(
+    new_tokens = _run_speculation(
         lm,
         draft,
         sizes.tokens,
@@ -123,7 +123,7 @@ def speculate(
         pad=checked_pad(default_pad(pad, lm), where),
         chunk=checked_chunk(prefill_chunk, where),
     )
-    return cut_columns(texts, sizes.limit)
+    return cut_columns(new_tokens, sizes.limit)
 
 
 @partial(jax.jit, static_argnames=("count", "room", "ahead", "stop", "pad", "chunk"))

@@ -299,8 +299,8 @@ class top_p(Sampler):
         probabilities = jax.nn.softmax(ordered, axis=-1)
         before = jnp.cumsum(probabilities, axis=-1) - probabilities
         # The first token is kept regardless of rounding.
-        largest = (before < self.part).at[:, 0].set(True)
-        return _at_least(logits, jnp.min(jnp.where(largest, ordered, jnp.inf), -1, keepdims=True))
+        mask = (before < self.part).at[:, 0].set(True)
+        return _at_least(logits, jnp.min(jnp.where(mask, ordered, jnp.inf), -1, keepdims=True))
 
 
 @dataclass(frozen=True, repr=False)

@@ -151,7 +151,7 @@ def solve_each(
     left = sorted(sizes, key=lambda each: len(str(each[0])))
     while left:
         rest = []
-        for size, value in left:
+        for size, get_value in left:
             unknown = [name for name in names(size) if name not in known]
             if not unknown:
                 continue
@@ -160,10 +160,10 @@ def solve_each(
             others = [each for each in names(size) if each != name]
             some = (dict.fromkeys(others, n) for n in (1, 2, 7))
             if more or 0 in (slopes := {_slope(size, name, each) for each in some}):
-                rest.append((size, value))
+                rest.append((size, get_value))
             else:
                 start = evaluate_over(size, {**known, name: 0}, calculate)
-                found = value() if _is_int(start, 0) else calculate("sub", value(), start)
+                found = get_value() if _is_int(start, 0) else calculate("sub", get_value(), start)
                 slope = slopes.pop()
                 if slopes:  # it depends on the others
                     slope = calculate(
@@ -298,10 +298,10 @@ def _candidates_of_each(
         return enough and all(holds(text, chosen) for text in rules[name])
 
     for name in variables:
-        alone = [size for size in outputs if names(size) == (name,)]
+        dependent = [size for size in outputs if names(size) == (name,)]
 
-        def leaves_none(size: int, name: str = name, alone: Sequence[str] = alone) -> bool:
-            return not _has_elements(alone, {name: size})
+        def leaves_none(size: int, name: str = name, dependent: Sequence[str] = dependent) -> bool:
+            return not _has_elements(dependent, {name: size})
 
         yield sorted((size for size in sizes if fits(name, size)), key=leaves_none)
 

@@ -47,10 +47,10 @@ def is_integer(dtype: np.dtype) -> bool:
     return dtype.kind in "iu" or dtype.name.startswith(("int", "uint"))
 
 
-def narrows(value: object, dtype: np.dtype) -> bool:
+def narrows(source: object, dtype: np.dtype) -> bool:
     """Whether jax makes this dtype of the given one, as it does with 64-bit numbers."""
-    if not isinstance(value, np.dtype):
+    if not isinstance(source, np.dtype):
         return False  # typed keys
     jax: Any = sys.modules.get("jax")
     wide = jax is not None and jax.config.jax_enable_x64
-    return (value.name if wide else _NARROW.get(value.name, value.name)) == dtype.name
+    return (source.name if wide else _NARROW.get(source.name, source.name)) == dtype.name

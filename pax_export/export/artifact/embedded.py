@@ -96,11 +96,11 @@ def _zip_archive(content: bytes, offset: int) -> bytes:
     name, size = NAME.encode(), len(content)
     about = (0, 0, 0, _DOS_DATE, zlib.crc32(content), size, size, len(name), 0)
     head = struct.pack("<4s2B4HL2L2H", b"PK\3\4", _VERSION, 0, *about) + name
-    attributes = (_VERSION, _UNIX, _VERSION, 0)
-    entry = struct.pack("<4s4B4HL2L5H2L", b"PK\1\2", *attributes, *about, 0, 0, 0, _MODE, offset)
+    versions = (_VERSION, _UNIX, _VERSION, 0)
+    entry = struct.pack("<4s4B4HL2L5H2L", b"PK\1\2", *versions, *about, 0, 0, 0, _MODE, offset)
     entry += name
-    position = offset + len(head) + size
-    end = struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 1, 1, len(entry), position, 0)
+    directory_offset = offset + len(head) + size
+    end = struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 1, 1, len(entry), directory_offset, 0)
     return head + content + entry + end
 
 

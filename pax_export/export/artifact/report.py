@@ -286,9 +286,9 @@ class Report:
         return f"{len(self.variables)} ({', '.join(shown)})"
 
     def _folded_lines(self) -> list[str]:
-        names, operators = self.details.get("folded", ()), self.details.get("kept", ())
+        names, notes = self.details.get("folded", ()), self.details.get("kept", ())
         lines = [f"  folded      {len(names)} weights: {a_few(names, _FEW)}"] * bool(names)
-        return [*lines, *(f"  kept        {text}" for text in operators)]
+        return [*lines, *(f"  kept        {text}" for text in notes)]
 
     def _graph_parts(self) -> list[str]:
         parts = [bytes_text(self.graph_bytes)] * bool(self.graph_bytes)
@@ -310,7 +310,7 @@ class Report:
         return str(entry) if error is None else f"{entry}  (largest error {error:.1e})"
 
     def _validation_text(self) -> str:
-        words = {
+        text = {
             None: "no",
             "here": "in this process",
             "process": "in a fresh process without jax",
@@ -318,8 +318,8 @@ class Report:
         }[self.validated]
         errors = self.tested_in.items()
         if self.untested:
-            words += f", without {', '.join(self.untested)}"
-        return "; ".join([words, *(f"{name}: largest error {error}" for name, error in errors)])
+            text += f", without {', '.join(self.untested)}"
+        return "; ".join([text, *(f"{name}: largest error {error}" for name, error in errors)])
 
     @property
     def untested(self) -> tuple[str, ...]:

@@ -246,11 +246,11 @@ def _read_dataclass(kind: Any, value: Any, where: str) -> Any:
 @functools.cache
 def _field_types(kind: Any) -> tuple[dict[str, Any], frozenset[str]]:
     """The types of all fields, and those that must be given."""
-    default = dataclasses.MISSING
+    missing = dataclasses.MISSING
     needed = frozenset(
         each.name
         for each in dataclasses.fields(kind)
-        if each.default is default and each.default_factory is default
+        if each.default is missing and each.default_factory is missing
     )
     return typing.get_type_hints(kind), needed
 

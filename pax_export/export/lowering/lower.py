@@ -460,7 +460,7 @@ def _widen_indices(indices: Any) -> Any:
     return stablehlo.ConvertOp(wide, indices).result
 
 
-def _iota(indices: Any, index: int, axis: int) -> Any:
+def _iota(indices: Any, iota_dimension: int, axis: int) -> Any:
     """The index along one dimension, shaped like the indices with one component."""
     kind = ir.RankedTensorType(indices.type)
     shape = tensor_shape(kind)
@@ -473,7 +473,7 @@ def _iota(indices: Any, index: int, axis: int) -> Any:
         for dimension, size in enumerate(shape)
     ]
     whole = stablehlo.ConcatenateOp(sizes, 0, results=[_vector(len(sizes))]).result
-    return stablehlo.DynamicIotaOp(result, whole, index).result
+    return stablehlo.DynamicIotaOp(result, whole, iota_dimension).result
 
 
 def _dimension_size(value: Any, dimension: int) -> Any:

@@ -82,8 +82,8 @@ class LoweredModel:
 
     def with_reason(self, text: str) -> LoweredModel:
         """Returns the model with the reason why its signatures have no gradients."""
-        words = " ".join(text.split())[:_LONGEST]
-        signatures = (dataclasses.replace(each, no_gradient=words) for each in self.signatures)
+        reason = " ".join(text.split())[:_LONGEST]
+        signatures = (dataclasses.replace(each, no_gradient=reason) for each in self.signatures)
         return dataclasses.replace(self, signatures=tuple(signatures))
 
     def signature_infos(self) -> dict[str, SignatureInfo]:
@@ -162,15 +162,15 @@ def lower_model(
 
 def _initializer(store: Store, platforms: Sequence[str], lower: Lower) -> Call:
     """Returns the program that computes quantized weights, in the order of their variables."""
-    found = [store.variables[number].computed_from for number in store.computed]
+    found = [store.variables[index].computed_from for index in store.computed]
     weights = [each for each in found if each is not None]
-    read = tuple(dict.fromkeys(number for numbers_of, _ in weights for number in numbers_of))
+    read = tuple(dict.fromkeys(index for indices, _ in weights for index in indices))
 
     def numbers(arrays: list[Any]) -> list[Any]:
         by_index = dict(zip(read, arrays))
         return [
-            dequantized(*(by_index[index] for index in numbers_of), form=form)
-            for numbers_of, form in weights
+            dequantized(*(by_index[index] for index in indices), form=form)
+            for indices, form in weights
         ]
 
     structs = [dtypes.stored(dtypes.struct_of(store.variables[at].value)) for at in read]

@@ -171,8 +171,8 @@ class _Operations:
         values = {**dict(self._constants.values()), **dict(zip(self._operands, operands))}
         computed = set[int]()
         for step in self.steps[: last + 1]:
-            inputs_of_step = [values[number] for number in step.operands]
-            values.update(zip(step.results, bind_equation(step.equation, inputs_of_step)))
+            arguments = [values[number] for number in step.operands]
+            values.update(zip(step.results, bind_equation(step.equation, arguments)))
             computed.update(step.results)
         later = {number for step in self.steps[last + 1 :] for number in step.operands}
         return [values[number] for number in sorted(computed & (later | self._results))]

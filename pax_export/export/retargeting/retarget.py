@@ -164,15 +164,13 @@ def retarget(
     """
     compatibility.parse_consumer(consumer)
     source = as_path(path)
-    target_path = source if out is None else as_path(out, "out")
+    target = source if out is None else as_path(out, "out")
     # Before the path is checked: there may be nothing to repair.
     model = foreign.read_saved_model(source, "retarget")
     check_saved_model(source, trusted=True)  # it is screened below, if it is run
     # In place, all files of the model are copied, including unknown ones.
-    ours = now_in(source) if _same_place(source, target_path) else _mended_or_ours
-    making = ExportRun(
-        ANY, target_path, validate=validate, overwrite=overwrite, phases=3, ours=ours
-    )
+    ours = now_in(source) if _same_place(source, target) else _mended_or_ours
+    making = ExportRun(ANY, target, validate=validate, overwrite=overwrite, phases=3, ours=ours)
     with making as run:
         with run.phase("mend"):
             modules = mend(model, source)

@@ -119,26 +119,13 @@ def _of_module(
     trainable = {path for path, _ in paths}
     halves = _halves_of_policies(module) if outputs == "float32" else frozenset()
 
-    def find(function_or_name: str | Callable[..., Any] | None) -> ModelMethod | None:
-        if function_or_name == CALL and function is not None:
-            function_or_name = function
-        elif isinstance(
-            function_or_name, str
-        ):  # not a method of the metaclass, which makes instances
+    def find(method: str | Callable[..., Any] | None) -> ModelMethod | None:
+        if method == CALL and function is not None:
+            method = function
+        elif isinstance(method, str):  # not a method of the metaclass, which makes instances
             owners = type(module).__mro__
-            function_or_name = next(
-                (
-                    vars(owner)[function_or_name]
-                    for owner in owners
-                    if function_or_name in vars(owner)
-                ),
-                None,
-            )
-        return (
-            ModelMethod(_with_state(function_or_name, halves), function_or_name)
-            if callable(function_or_name)
-            else None
-        )
+            method = next((vars(owner)[method] for owner in owners if method in vars(owner)), None)
+        return ModelMethod(_with_state(method, halves), method) if callable(method) else None
 
     name = type(module).__name__
     leaves, tree = _make_leaves(module, trainable.__contains__)
@@ -170,9 +157,9 @@ def _halves_of_policies(module: Module) -> frozenset:
 
 
 def _of_form(form: ModelForm, methods: Mapping[str, Any] | None) -> Exportable:
-    def find(function_or_name: str | Callable[..., Any]) -> ModelMethod | None:
-        found = form.method(function_or_name) if isinstance(function_or_name, str) else None
-        entry = entry_of(function_or_name) if callable(function_or_name) else found
+    def find(method: str | Callable[..., Any]) -> ModelMethod | None:
+        found = form.method(method) if isinstance(method, str) else None
+        entry = entry_of(method) if callable(method) else found
         return None if entry is None else replace(entry, call=partial(run, entry.call))
 
     def run(
@@ -303,8 +290,8 @@ def with_step(
 
     def call(state: tuple[Any, Any], *batch: PyTree) -> tuple[Any, Any]:
         leaves = jax.tree_util.tree_leaves(state[0])
-        model_now = jax.tree_util.tree_unflatten(training, leaves)
-        result = step(opened(model_now), unwrap_static(state[1]), *batch)
+        training_model = jax.tree_util.tree_unflatten(training, leaves)
+        result = step(opened(training_model), unwrap_static(state[1]), *batch)
         if not (isinstance(result, tuple) and len(result) == 3):
             raise InvalidArgumentError(
                 "A training step must return (model, optimizer, metrics).",

@@ -118,8 +118,8 @@ def wrap_static(tree: T, is_static: Callable[[Any], bool]) -> T:
     leaves, structure = jax.tree_util.tree_flatten(tree)
     if not any(map(is_static, leaves)):
         return tree
-    hidden = [Static(leaf) if is_static(leaf) else leaf for leaf in leaves]
-    return jax.tree_util.tree_unflatten(structure, hidden)
+    wrapped = [Static(leaf) if is_static(leaf) else leaf for leaf in leaves]
+    return jax.tree_util.tree_unflatten(structure, wrapped)
 
 
 def unwrap_static(tree: T) -> T:

@@ -112,14 +112,14 @@ def trace_all(
             _check_keys(keys, dict.fromkeys(keys) | dict(kwargs), "kwargs")
     described = []
     for method in model.methods:
-        described_inputs, named = inputs, kwargs
+        method_inputs, named = inputs, kwargs
         if method.trains:
-            described_inputs, named = train_inputs, None
+            method_inputs, named = train_inputs, None
         elif several:
-            described_inputs, named = inputs[method.key], (kwargs or {}).get(method.key)
+            method_inputs, named = inputs[method.key], (kwargs or {}).get(method.key)
         described.append(
             functools.partial(
-                resolve_inputs, method.signature_of, method.skip, described_inputs, named
+                resolve_inputs, method.signature_of, method.skip, method_inputs, named
             )
         )
     resolved = _resolve_all(described, constraints)
@@ -128,15 +128,15 @@ def trace_all(
         try:
             programs.append(trace_one(model, method, found))
         except TypeError as error:
-            if type(described_inputs := resolve.args[2]) is dict:
-                error.add_note(_meaning_of_dict(described_inputs, found))
+            if type(method_inputs := resolve.args[2]) is dict:
+                error.add_note(_meaning_of_dict(method_inputs, found))
             raise
     return tuple(programs)
 
 
-def _meaning_of_dict(keys: dict, found: Inputs) -> str:
-    if keys.keys() <= found.arguments.keys():
-        return f"The inputs are arguments by name, {sorted(keys)}; a dict as one: ({{...}},)."
+def _meaning_of_dict(inputs: dict, found: Inputs) -> str:
+    if inputs.keys() <= found.arguments.keys():
+        return f"The inputs are arguments by name, {sorted(inputs)}; a dict as one: ({{...}},)."
     (name,) = found.positional
     return f"The inputs are one argument, the dict {name!r}; arguments by name: {{{name!r}: ...}}."
 

@@ -79,11 +79,11 @@ def _bounded_loop(
         return test(*values[:first], *state)[0]
 
     def advance(state: list[Any]) -> list[Any]:
-        rows, going = step(*values[first:start], *state), goes_on(state)
+        new_state, going = step(*values[first:start], *state), goes_on(state)
         if not going.ndim:
-            return rows
-        each = [going.reshape(going.shape + (1,) * (new.ndim - going.ndim)) for new in rows]
-        return [jax.numpy.where(*three) for three in zip(each, rows, state)]
+            return new_state
+        each = [going.reshape(going.shape + (1,) * (new.ndim - going.ndim)) for new in new_state]
+        return [jax.numpy.where(*three) for three in zip(each, new_state, state)]
 
     _, results = jax.lax.while_loop(
         lambda state: (state[0] < most) & goes_on(state[1]).any(),

@@ -92,9 +92,9 @@ class Rechecked:
             for key, info in report.signatures.items()
             for each in _make_calls(key, info)
         ]
-        recorded = [{"signature": key, "inputs": call.inputs} for key, call in calls]
+        cases = [{"signature": key, "inputs": call.inputs} for key, call in calls]
         try:
-            answers = in_process(format, path.absolute(), recorded, "each")
+            answers = in_process(format, path.absolute(), cases, "each")
         except RuntimeError as error:
             raise ValidationError(
                 "The export cannot be run.", where=str(path), got=str(error)[-500:]

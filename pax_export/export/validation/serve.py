@@ -58,9 +58,7 @@ def load(file: str | os.PathLike[str]) -> list[dict[str, Any]]:
             kind = np.dtype(getattr(dtypes, dtype, dtype))
             return np.frombuffer(stored[key].tobytes(), kind).reshape(shape)
 
-        return _each_array(
-            json.loads(stored["index"].tobytes()), lambda reference: array(*reference)
-        )
+        return _each_array(json.loads(stored["index"].tobytes()), lambda entry: array(*entry))
 
 
 def _each_array(entries: Sequence[Mapping[str, Any]], do: Callable) -> list[dict[str, Any]]:
@@ -88,11 +86,11 @@ def run_once(run: Run, path: str, cases: Cases) -> list[dict[str, Arrays | str]]
         return [{"error": f"{type(error).__name__}: {error}"}]
 
 
-def main(module: str, path: str, cases: str, results: str, mode: str, *imports: str) -> None:
+def main(reference: str, path: str, cases: str, results: str, mode: str, *imports: str) -> None:
     for name in BARRED:
         if name.removesuffix("lib") not in imports:
             sys.modules[name] = None  # type: ignore[assignment]  # importing it fails now
-    run = _load_function(module)
+    run = _load_function(reference)
     getattr(sys.modules[run.__module__], "prepare_process", str)(path)
     calls = load(cases)
     if mode == "all":

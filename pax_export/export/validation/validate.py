@@ -114,7 +114,7 @@ def _call_results(
     broken: list[Exception] = []
 
     def asked() -> Iterator[Case]:
-        yield from (case for path, case in enumerate(cases_so_far[:]) if path not in failed)
+        yield from (case for index, case in enumerate(cases_so_far[:]) if index not in failed)
         while True:
             try:
                 case = next(cases)
@@ -207,15 +207,15 @@ def in_process(
         # For a format that needs this package, wherever it was imported from.
         paths = [str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH", "")]
         paths = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "TMPDIR": str(folder)}
-        code, output = _run_limited(
+        code, stderr = _run_limited(
             [*program, str(cases), str(results), mode, *format.run_imports],
             {**os.environ, **paths},
             seconds,
         )
         if code:
-            _refuse_import(format, output)
+            _refuse_import(format, stderr)
             by = f"killed by signal {-code}; " if code < 0 else ""
-            raise RuntimeError(by + output[-1500:])
+            raise RuntimeError(by + stderr[-1500:])
         return serve.load(results)
 
 
@@ -234,13 +234,13 @@ def _run_limited(
         start_new_session=True,  # to kill its subprocesses, too
     ) as process:
         try:
-            _, output = process.communicate(timeout=seconds)
+            _, stderr = process.communicate(timeout=seconds)
         except BaseException as error:
             system.kill_session(process)
             if isinstance(error, subprocess.TimeoutExpired):
                 raise TimeoutError(f"it had not finished after {seconds:g} s") from None
             raise
-    return process.returncode, output
+    return process.returncode, stderr
 
 
 def _refuse_import(format: Format, stderr: str) -> None:
