@@ -90,7 +90,7 @@ class Rules:
         return Either(tuple([rule for pair in rules.items() for rule in _rules_of(*pair)]))
 
     def match(self, leaf: LeafPath, sizes: Sizes, before: Spec) -> Match | None:
-        """The spec for a leaf with the spec `taken`; None in `taken` is free."""
+        """The spec for a leaf with the spec `before`; None in `before` is free."""
         raise NotImplementedError
 
     def parts(self) -> Iterator[Rules]:

@@ -47,7 +47,7 @@ STACKED, LAST, CARRIED, THREADED, GIVEN = "stacked", "last", "carried", "threade
 class ScanBody:
     """One call of a looped function; leaves are sliced by axis, or threaded if a module's.
 
-    `place` is the number of the positional argument that is the carry.
+    `argnum` is the number of the positional argument that is the carry.
     """
 
     result: Result | None = None  # None if the loop, without jit, had no step
