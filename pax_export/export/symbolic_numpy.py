@@ -70,12 +70,12 @@ def _linspace(
     wanted = dtype or jnp.result_type(float, start, stop)
     working = jnp.result_type(float, wanted) if dtype else wanted
     start, stop = jnp.broadcast_arrays(jnp.asarray(start, working), jnp.asarray(stop, working))
-    places = jnp.arange(num).reshape((-1,) + (1,) * start.ndim)
+    indices = jnp.arange(num).reshape((-1,) + (1,) * start.ndim)
     steps = jnp.asarray(num - 1 if endpoint else num, working)
-    share = places.astype(working) / jnp.maximum(steps, 1)
+    share = indices.astype(working) / jnp.maximum(steps, 1)
     row = start * (1 - share) + stop * share
     if endpoint:  # exactly, but for one number alone, which is the first
-        row = jnp.where((places == num - 1) & (places > 0), stop, row)
+        row = jnp.where((indices == num - 1) & (indices > 0), stop, row)
     if jnp.issubdtype(wanted, jnp.integer):
         row = jnp.floor(row)
     row = jnp.moveaxis(row, 0, axis).astype(wanted)
@@ -128,8 +128,8 @@ def _make_window(shape: Callable[..., Any]) -> Callable:
     """A window by its values at shares from 0 to 1; that of size 1 is one."""
 
     def window(M: Size, *more: Any, **named: Any) -> Any:
-        places = jnp.arange(M).astype(float)
-        share = places / jnp.maximum(jnp.asarray(M - 1, places.dtype), 1)
+        steps = jnp.arange(M).astype(float)
+        share = steps / jnp.maximum(jnp.asarray(M - 1, steps.dtype), 1)
         return jnp.where(jnp.asarray(M) > 1, shape(share, *more, **named), 1.0)
 
     return window
@@ -220,8 +220,8 @@ def _pad(
     for axis, (before, after) in enumerate(_pad_pairs(pad_width, array.ndim)):
         size = array.shape[axis]
         if not (isinstance(before, int) and before == 0 and isinstance(after, int) and after == 0):
-            places = jnp.arange(-before, size + after)
-            array = jnp.take(array, find(places, jnp.asarray(size)), axis=axis, mode="clip")
+            indices = jnp.arange(-before, size + after)
+            array = jnp.take(array, find(indices, jnp.asarray(size)), axis=axis, mode="clip")
     return array
 
 
@@ -235,19 +235,19 @@ def _pad_pairs(pad_width: Any, count: int) -> list[tuple[Any, Any]]:
     return pairs * count if len(pairs) == 1 else pairs
 
 
-def _reflect_places(places: Array, size: Array) -> Any:
-    around = places % jnp.maximum(2 * (size - 1), 1)
+def _reflected(indices: Array, size: Array) -> Any:
+    around = indices % jnp.maximum(2 * (size - 1), 1)
     return jnp.where(around < size, around, 2 * (size - 1) - around)
 
 
-def _mirror_places(places: Array, size: Array) -> Any:
-    around = places % (2 * size)
+def _mirrored(indices: Array, size: Array) -> Any:
+    around = indices % (2 * size)
     return jnp.where(around < size, around, 2 * size - 1 - around)
 
 
 _REPEATED: dict[Any, Callable] = {
-    "reflect": _reflect_places,
-    "symmetric": _mirror_places,
+    "reflect": _reflected,
+    "symmetric": _mirrored,
     "wrap": lambda places, size: places % size,
 }
 
@@ -323,10 +323,10 @@ def _gradient(f: ArrayLike, *spacing: ArrayLike, axis: int | Sequence[int] | Non
 def _slope_along(f: Array, step: ArrayLike, axis: int) -> Any:
     f = jnp.moveaxis(f, axis, 0)
     f = f.astype(jnp.result_type(float, f))
-    places = jnp.arange(f.shape[0])
+    indices = jnp.arange(f.shape[0])
     after = jnp.concatenate([f[1:], f[-1:]])
     before = jnp.concatenate([f[:1], f[:-1]])
-    at_end = (places == 0) | (places == places.shape[0] - 1)
+    at_end = (indices == 0) | (indices == indices.shape[0] - 1)
     apart = jnp.where(at_end, 1.0, 2.0).astype(f.dtype).reshape((-1,) + (1,) * (f.ndim - 1))
     return jnp.moveaxis((after - before) / (apart * step), 0, axis)
 

@@ -167,7 +167,7 @@ def beam_search(
         sizes.lengths,
         penalty,
         sizes.limit,
-        count=sizes.places,
+        count=sizes.columns,
         room=sizes.room,
         beams=checked_count(beams, "beams", where),
         stop=checked_text_ends(default_stop(stop, lm), tokenizer, where),

@@ -28,7 +28,7 @@ class BucketSizes(NamedTuple):
 
     tokens: Any  # [batch, width]
     lengths: Any  # [batch]
-    places: int  # for new tokens
+    columns: int  # for new tokens
     limit: int | None  # the number of tokens to choose; None: all
     room: int  # of a new cache
 
@@ -61,13 +61,13 @@ def bucket_sizes(
         exact = tokens.shape[1] + count + spare
         return BucketSizes(tokens, lengths, count, None, exact if room is None else room)
     batch, longest = len(lengths), int(np.max(lengths))
-    places = bucket(count, _FEWEST_NEW) if count else 0
+    columns = bucket(count, _FEWEST_NEW) if count else 0
     width = 1 if longest == 1 else bucket(longest, _FEWEST_READ)
     if cache is not None:
         room, most = 0, room_of(cache)
     elif room is None:
         needed = longest + count + spare
-        most = room = width + places + spare
+        most = room = width + columns + spare
         shortest = int(np.min(lengths)) + count + spare
         for lm in nets:
             _check_one_rotation(lm, shortest, needed)
@@ -76,7 +76,7 @@ def bucket_sizes(
         most = room
     if most is not None:
         width = max(longest, min(width, most))
-    return BucketSizes(_of_width(tokens, width), lengths, places, count, room)
+    return BucketSizes(_of_width(tokens, width), lengths, columns, count, room)
 
 
 def _longrope_of(lm: LanguageModel) -> Any:

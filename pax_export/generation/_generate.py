@@ -280,7 +280,7 @@ class GenerationRequest(NamedTuple):
         lm, settings, sizes = self.operands[0], self.settings, self.sizes
         state = run_prefill(*self.operands, settings=settings, room=sizes.room, dtype=self.dtype)
         tokens, lengths, log_probs, state = run_to_end(
-            lm, *without_cache(state), sizes.limit, settings=settings, count=sizes.places
+            lm, *without_cache(state), sizes.limit, settings=settings, count=sizes.columns
         )
         return cut_columns(tokens, sizes.limit), lengths, cut_columns(log_probs, sizes.limit), state
 

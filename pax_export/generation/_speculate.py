@@ -116,7 +116,7 @@ def speculate(
         sizes.tokens,
         sizes.lengths,
         sizes.limit,
-        count=sizes.places,
+        count=sizes.columns,
         room=sizes.room,
         ahead=ahead,
         stop=checked_text_ends(default_stop(stop, lm), tokenizer, where),

@@ -149,7 +149,7 @@ class Jitted(Generic[P, R]):
         self._static = StaticArgs(fun, options["static_argnums"], options["static_argnames"])
         self._donate = donate
         self._run = _Runner(fun, self._static, constraint)
-        self._given = options
+        self._jit_options = options
         options = dict(options)
         # With `in_shardings` jax accepts no keywords, so each case has its own program.
         self._has_places = "in_shardings" in options
@@ -204,7 +204,7 @@ class Jitted(Generic[P, R]):
         donated = tuple([n for n in numbers if _consists_of_modules(args[n])])
         if donated not in self._plain:
             program = _with_signature(self._run.on_modules, self.__wrapped__)
-            options = _with_donated(self._given, donated)
+            options = _with_donated(self._jit_options, donated)
             self._plain[donated] = jax.jit(program, **options)
         return self._plain[donated]
 

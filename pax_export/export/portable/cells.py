@@ -38,14 +38,14 @@ class StepValue:
         of: its operands.
         shape: its shape.
         axis: the axis of its features; the others are batch axes.
-        place: its index among the operands.
+        index: its index among the operands.
     """
 
     name: str
     of: tuple[Any, ...] = ()
     shape: tuple[Any, ...] = ()
     axis: int = -1
-    place: int = 0
+    index: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,7 +166,7 @@ def _results(program: TracedProgram, operands: Sequence[Any]) -> list[Any]:
         inputs = [_read(values, atom) for atom in equation.invars]
         called = called_program(equation)
         with source_of(equation):
-            outputs = _made(equation, inputs) if called is None else _results(called, inputs)
+            outputs = _result_of(equation, inputs) if called is None else _results(called, inputs)
         values.update(zip(equation.outvars, outputs))
     return [_read(values, atom) for atom in jaxpr.outvars]
 
@@ -178,7 +178,7 @@ def _read(values: dict[Any, Any], atom: Atom) -> Any:
     return _array(lambda: jnp.asarray(atom.val, atom.aval.dtype), atom.aval.shape, number)
 
 
-def _made(equation: Equation, operands: list[Any]) -> Sequence[Any]:
+def _result_of(equation: Equation, operands: list[Any]) -> Sequence[Any]:
     name, results = equation.primitive.name, equation.outvars
     if all(isinstance(each, Known) for each in operands) and not equation.effects:
         if not any(True for _ in inner_programs(equation)):

@@ -53,23 +53,23 @@ class StoredIntegers(NamedTuple):
 
 
 def dequantized_ahead(
-    program: TracedProgram, places: Collection[int]
+    program: TracedProgram, indices: Collection[int]
 ) -> tuple[Any, tuple[StoredIntegers, ...]]:
     """Returns the program with dequantized weights, if nothing else reads the integers.
 
     Args:
         program: a closed jaxpr.
-        places: the operands that may be integers or scales: those that calls do not change.
+        indices: the operands that may be integers or scales: those that calls do not change.
 
     Returns:
         The program, and the weights that it now takes dequantized.  Tables with row lookups only
         stay integers.
     """
     variables = jaxpr_of(program).invars
-    if all(variables[at].aval.dtype.itemsize > 1 for at in places):
+    if all(variables[at].aval.dtype.itemsize > 1 for at in indices):
         return program, ()  # no integers: most exports need no walk
-    found = _Readers(places)
-    found.visit(program, [at if at in places else None for at in range(len(variables))])
+    found = _Readers(indices)
+    found.visit(program, [at if at in indices else None for at in range(len(variables))])
     weights = tuple(found.weights())
     if not weights:
         return program, ()
@@ -89,7 +89,7 @@ def dequantized_ahead(
 class _Readers:
     """The readers of each operand, also in loops, branches and calls."""
 
-    def __init__(self, places: Collection[int]):
+    def __init__(self, indices: Collection[int]):
         self._read: dict[int, set[tuple[tuple[int | None, ...], Form]]] = {}
         self._multiplied: set[int] = set()
         self._otherwise: set[int | None] = set()

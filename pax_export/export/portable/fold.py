@@ -153,7 +153,7 @@ class _Folding:
         name = equation.primitive.name
         if name == "conv_general_dilated":
             numbers = equation.params["dimension_numbers"]
-            places = numbers.out_spec[1], numbers.rhs_spec[0]
+            axes = numbers.out_spec[1], numbers.rhs_spec[0]
             if equation.params["batch_group_count"] != 1:
                 return None
         elif name == "dot_general":
@@ -162,7 +162,7 @@ class _Folding:
             free = [axis for axis in range(kernel.ndim) if axis not in contracted]
             if batch or len(free) != 1:
                 return None
-            places = equation.outvars[0].aval.ndim - 1, free[0]
+            axes = equation.outvars[0].aval.ndim - 1, free[0]
         else:
             return None
         kernel, (result,) = equation.invars[1], equation.outvars
@@ -171,14 +171,14 @@ class _Folding:
             return None
         if is_literal(kernel) or equation.invars[0] in self._known:
             return None
-        if self._scales(kernel, places[1]) is not None:
+        if self._scales(kernel, axes[1]) is not None:
             once = self._uses.get(kernel) == 1
-            return Product(equation, (arrays[0], arrays[1]), *places) if once else None
+            return Product(equation, (arrays[0], arrays[1]), *axes) if once else None
         if kernel not in self._known:
             return None
         if self._uses.get(kernel) != 1 or self._uses.get(self._known.root(kernel)) != 1:
             return None  # a second copy of it would be stored
-        return Product(equation, (arrays[0], arrays[1]), *places)
+        return Product(equation, (arrays[0], arrays[1]), *axes)
 
     def _scales(self, kernel: Any, feature: int) -> Any:
         """Returns the scales of a quantized kernel with one per feature, to be folded."""

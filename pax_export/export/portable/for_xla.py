@@ -98,8 +98,8 @@ def _exact_top_k(operand: Any, equation: Equation) -> tuple[Any, Any]:
     axis = equation.params["reduction_dimension"]
     sign = 1 if equation.params["is_max_k"] else -1
     count = equation.outvars[0].aval.shape[axis]
-    values, places = jax.lax.top_k(sign * jnp.moveaxis(operand, axis, -1), count)
-    return jnp.moveaxis(sign * values, -1, axis), jnp.moveaxis(places, -1, axis)
+    values, indices = jax.lax.top_k(sign * jnp.moveaxis(operand, axis, -1), count)
+    return jnp.moveaxis(sign * values, -1, axis), jnp.moveaxis(indices, -1, axis)
 
 
 # --- Depthwise convolutions and pools in the form that XLA's CPU backend compiles to fast loops ---

@@ -74,7 +74,7 @@ class Producers:
         axes = tuple(range(atom.aval.ndim))
         while True:
             equation = self.maker(atom, "broadcast_in_dim", "reshape")
-            positions = None if equation is None else _places(equation)
+            positions = None if equation is None else _dimensions_of(equation)
             if equation is None or positions is None:
                 return atom, axes
             inner = self.same(equation.invars[0])
@@ -115,21 +115,25 @@ def is_one(size: int) -> bool:
     return isinstance(size, int) and size == 1
 
 
-def _places(equation: Equation) -> Sequence[int] | None:
+def _dimensions_of(equation: Equation) -> Sequence[int] | None:
     """Returns the positions of an operand's axes in a broadcast result."""
     name, (x, *others) = equation.primitive.name, equation.invars
     if others:
         return None
     if name == "broadcast_in_dim":
         return equation.params["broadcast_dimensions"]
-    old, new, places = x.aval.shape, equation.outvars[0].aval.shape, []
+    old, new, dimensions = x.aval.shape, equation.outvars[0].aval.shape, []
     for axis, size in enumerate(new):
-        at = len(places)
+        at = len(dimensions)
         if at < len(old) and str(old[at]) == str(size):
-            places.append(axis)
+            dimensions.append(axis)
         elif not is_one(size):
             return None
-    return places if len(places) == len(old) and equation.params["dimensions"] is None else None
+    return (
+        dimensions
+        if len(dimensions) == len(old) and equation.params["dimensions"] is None
+        else None
+    )
 
 
 Pattern = Callable[[Producers, Any], Recognized | None]

@@ -127,25 +127,27 @@ def rank(x: Array, *, axis: int, count: Size, largest: bool) -> Any:
     NaN is larger than all others.
     """
     if largest:
-        places = lax.top_k(jnp.moveaxis(x, axis, -1), count)[1]
-        return jnp.moveaxis(places, -1, axis).astype(np.int32)
-    places = jnp.argsort(x, axis, stable=True)
-    return lax.slice_in_dim(places, 0, count, axis=axis).astype(np.int32)
+        indices = lax.top_k(jnp.moveaxis(x, axis, -1), count)[1]
+        return jnp.moveaxis(indices, -1, axis).astype(np.int32)
+    indices = jnp.argsort(x, axis, stable=True)
+    return lax.slice_in_dim(indices, 0, count, axis=axis).astype(np.int32)
 
 
-def put(x: jax.Array, places: Array, rows: Array, *inside: Array, how: str) -> Any:
+def put(x: jax.Array, indices: Array, rows: Array, *inside: Array, how: str) -> Any:
     """Returns `x` with rows set, added, multiplied or compared at positions.
 
     `how` is set, add, mul, max or min; rows that are not `inside` are dropped.
     """
-    places = jnp.where(inside[0], places, x.shape[0]) if inside else places
-    return getattr(x.at[places], how)(rows, mode="drop")
+    indices = jnp.where(inside[0], indices, x.shape[0]) if inside else indices
+    return getattr(x.at[indices], how)(rows, mode="drop")
 
 
-def rotary(x: Array, places: Array, cos: Array, sin: Array, *, heads: int, neighbors: bool) -> Any:
+def rotary(
+    x: Array, positions: Array, cos: Array, sin: Array, *, heads: int, neighbors: bool
+) -> Any:
     """Rotates the first channels of each head of ``[batch, length, heads * size]``.
 
-    `places`, ``[batch, length]``, are rows of `cos` and `sin`, ``[rows, pairs]``. Channels are
+    `positions`, ``[batch, length]``, are rows of `cos` and `sin`, ``[rows, pairs]``. Channels are
     paired with their neighbors, or by halves.
     """
     split, pairs = x.reshape((*x.shape[:2], heads, -1)), cos.shape[-1]
@@ -153,7 +155,7 @@ def rotary(x: Array, places: Array, cos: Array, sin: Array, *, heads: int, neigh
     axis = -1 if neighbors else -2
     paired = turned.reshape((*turned.shape[:-1], *((pairs, 2) if neighbors else (2, pairs))))
     first, second = (lax.index_in_dim(paired, each, axis, keepdims=False) for each in (0, 1))
-    cos, sin = (each[places][:, :, None] for each in (cos, sin))
+    cos, sin = (each[positions][:, :, None] for each in (cos, sin))
     ends = first * cos - second * sin, second * cos + first * sin
     turned = jnp.stack(ends, axis).reshape(turned.shape)
     return jnp.concatenate([turned, rest], -1).reshape(x.shape)

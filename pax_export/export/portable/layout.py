@@ -49,7 +49,7 @@ class Laid:
     def is_plain(self) -> bool:
         return self.order == plain(self.rank)
 
-    def place(self, axis: int) -> int:
+    def position(self, axis: int) -> int:
         """Returns the position of an axis of the program."""
         return self.order.index(axis)
 
@@ -75,10 +75,10 @@ class LazyBroadcast(Laid):
 
     def lying(self, order: Order) -> Any:
         if order not in self._arrays:
-            places = {axis: i for i, axis in enumerate(order)}
+            positions = {axis: i for i, axis in enumerate(order)}
             # The axes of the smaller array in their future order.
-            inner = tuple(sorted(range(len(self.axes)), key=lambda i: places[self.axes[i]]))
-            to = tuple(places[self.axes[i]] for i in inner)
+            inner = tuple(sorted(range(len(self.axes)), key=lambda i: positions[self.axes[i]]))
+            to = tuple(positions[self.axes[i]] for i in inner)
             shape = tuple(self._shape[axis] for axis in order)
             self._arrays[order] = lax.broadcast_in_dim(self.source.lying(inner), shape, to)
         return self._arrays[order]
@@ -169,8 +169,8 @@ def _layouts(equation: Equation, features_first: bool) -> tuple[Order, Order, Or
     if features_first:
         return tuple(numbers.lhs_spec), tuple(numbers.rhs_spec), tuple(numbers.out_spec)
     (batch, features, *space), (out, *kernel) = numbers.lhs_spec, numbers.rhs_spec
-    result, channels, *places = numbers.out_spec
-    return (batch, *space, features), (*kernel[1:], kernel[0], out), (result, *places, channels)
+    result, channels, *spatial = numbers.out_spec
+    return (batch, *space, features), (*kernel[1:], kernel[0], out), (result, *spatial, channels)
 
 
 def _convolved(
@@ -249,8 +249,8 @@ def dot_general(equation: Equation, operands: Operands) -> Results:
         equation,
         [one.value.lying(one.value.order), other.value.lying(other.value.order)],
         dimension_numbers=(
-            (one.places(one.sums), other.places(other.sums)),
-            (one.places(one.batch), other.places(other.batch)),
+            (one.positions_of(one.sums), other.positions_of(other.sums)),
+            (one.positions_of(one.batch), other.positions_of(other.batch)),
         ),
     )
     free = [axes[axis] for each, axes in factors for axis in each.value.order if axis in axes]
@@ -262,19 +262,19 @@ class _Factor:
         self.value, self.sums, self.batch = value, sums, batch
         self.free = [axis for axis in range(value.rank) if axis not in (*sums, *batch)]
 
-    def places(self, axes: Sequence[int]) -> tuple[int, ...]:
-        return tuple(map(self.value.place, axes))
+    def positions_of(self, axes: Sequence[int]) -> tuple[int, ...]:
+        return tuple(map(self.value.position, axes))
 
     def is_moved(self, first: bool = False) -> bool:
         """Returns whether runtimes need another order, as the first or the second operand.
 
         They exchange two axes of a matrix themselves.
         """
-        free = sorted(self.places(self.free))
-        rest = [[*free, *self.places(self.sums)], [*self.places(self.sums), *free]]
+        free = sorted(self.positions_of(self.free))
+        rest = [[*free, *self.positions_of(self.sums)], [*self.positions_of(self.sums), *free]]
         orders = rest if len(free) == len(self.sums) == 1 else rest[:1] if first else rest[1:]
         return all(
-            [*self.places(self.batch), *each] != [*range(self.value.rank)] for each in orders
+            [*self.positions_of(self.batch), *each] != [*range(self.value.rank)] for each in orders
         )
 
 
@@ -356,7 +356,7 @@ rule(*_ELEMENTWISE.split())(elementwise)
 @rule("round_rows")
 def round_rows(equation: Equation, operands: Operands) -> Results:
     (x,) = operands
-    axes = tuple(sorted(x.place(axis % x.rank) - x.rank for axis in equation.params["axes"]))
+    axes = tuple(sorted(x.position(axis % x.rank) - x.rank for axis in equation.params["axes"]))
     return [Laid(again(equation, [x.lying(x.order)], axes=axes)[0], x.order)]
 
 
@@ -366,7 +366,7 @@ def composite(equation: Equation, operands: Operands) -> Results:
     (x, *_) = operands
     if name == "mean":
         if params["keepdims"]:
-            axes = tuple(sorted(x.place(axis) for axis in params["axes"]))
+            axes = tuple(sorted(x.position(axis) for axis in params["axes"]))
             array = kept.call(name, x.lying(x.order), axes=axes, keepdims=True)
             return [Laid(array, x.order)]
         return _reduced(
@@ -391,8 +391,8 @@ def reduce(equation: Equation, operands: Operands) -> Results:
 def _reduced(x: Laid, axes: Sequence[int], reduce: Callable[[Any, Any], Any]) -> Results:
     left = [axis for axis in x.order if axis not in axes]
     order = tuple(sorted(left).index(axis) for axis in left)
-    places = tuple(sorted(x.place(axis) for axis in axes))
-    return [Laid(reduce(x.lying(x.order), places), order)]
+    positions = tuple(sorted(x.position(axis) for axis in axes))
+    return [Laid(reduce(x.lying(x.order), positions), order)]
 
 
 @rule("concatenate")
@@ -426,14 +426,14 @@ def by_axis(equation: Equation, operands: Operands) -> Results:
 @rule("rev")
 def rev(equation: Equation, operands: Operands) -> Results:
     (x,) = operands
-    places = tuple(x.place(axis) for axis in equation.params["dimensions"])
-    return [Laid(again(equation, [x.lying(x.order)], dimensions=places)[0], x.order)]
+    positions = tuple(x.position(axis) for axis in equation.params["dimensions"])
+    return [Laid(again(equation, [x.lying(x.order)], dimensions=positions)[0], x.order)]
 
 
 @rule("split")
 def split(equation: Equation, operands: Operands) -> Results:
     (x,) = operands
-    parts = again(equation, [x.lying(x.order)], axis=x.place(equation.params["axis"]))
+    parts = again(equation, [x.lying(x.order)], axis=x.position(equation.params["axis"]))
     return [Laid(each, x.order) for each in parts]
 
 
@@ -447,7 +447,7 @@ def _without(x: Laid, gone: Sequence[int]) -> Laid:
     left = [axis for axis in x.order if axis not in gone]
     order = tuple(sorted(left).index(axis) for axis in left)
     array = x.lying(x.order)
-    return Laid(lax.squeeze(array, [x.place(axis) for axis in gone]), order) if gone else x
+    return Laid(lax.squeeze(array, [x.position(axis) for axis in gone]), order) if gone else x
 
 
 @rule("reshape")
@@ -459,10 +459,10 @@ def reshape(equation: Equation, operands: Operands) -> Results:
     old, new = x.shape, tuple(equation.params["new_sizes"])
     if _wide(old) == _wide(new):
         thin = _without(x, [axis for axis, size in enumerate(old) if same_size(size, 1)])
-        places = [axis for axis, size in enumerate(new) if not same_size(size, 1)]
-        if len(places) == len(new):
+        larger = [axis for axis, size in enumerate(new) if not same_size(size, 1)]
+        if len(larger) == len(new):
             return [thin]
-        return [LazyBroadcast(thin, new, places)]
+        return [LazyBroadcast(thin, new, larger)]
     return _regrouped(x, old, new)
 
 
@@ -472,10 +472,10 @@ def _regrouped(x: Laid, old: Sequence[Any], new: Sequence[Any]) -> Results:
         return None
     found: list[tuple[int, list[int]]] = []
     for before, after in groups:
-        places = [x.place(axis) for axis in before]
-        if places != list(range(places[0], places[0] + len(places))):
+        positions = [x.position(axis) for axis in before]
+        if positions != list(range(positions[0], positions[0] + len(positions))):
             return None  # the joined axes are not adjacent
-        found.append((places[0], after))
+        found.append((positions[0], after))
     order = tuple(axis for _, after in sorted(found) for axis in after)
     reshaped = lax.reshape(x.lying(x.order), tuple(new[axis] for axis in order))
     return [Laid(reshaped, order)]

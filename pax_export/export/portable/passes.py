@@ -32,7 +32,7 @@ from pax_export.export.portable.fold import folded, padded_inside
 from pax_export.export.portable.layout import laid_out
 from pax_export.export.portable.patterns import recognized
 from pax_export.export.portable.program import PortableProgram, Weight, traced, with_bodies
-from pax_export.export.portable.recurrent import recurrent_kept
+from pax_export.export.portable.recurrent import whole_layers
 from pax_export.export.portable.round_between import rounded_between, without_half
 from pax_export.precision.quantized import FASTER_IN_JAX
 
@@ -44,7 +44,7 @@ def flattened(
     count: int | None = None,
 ) -> PortableProgram:
     """Returns the portable program of a closed jaxpr; the arguments are those of `optimized`."""
-    constants = {id(value): value for value in _held_arrays(program)}
+    constants = {id(value): value for value in _arrays_in(program)}
     weights = [Weight(names.get(key, ""), value) for key, value in constants.items()]
     of_constant = {key: index for index, key in enumerate(constants)}
     of_leaf, by_name = [], {}
@@ -70,13 +70,13 @@ def flattened(
     return PortableProgram(found.replace(jaxpr=needed_part(found)), tuple(weights))
 
 
-def _held_arrays(program: TracedProgram) -> Iterator[Any]:
+def _arrays_in(program: TracedProgram) -> Iterator[Any]:
     """Yields array constants of a program and the programs that it calls."""
     yield from (each for each in getattr(program, "consts", ()) if np.ndim(each))
     for equation in jaxpr_of(program).eqns:
         called = called_program(equation)
         if called is not None:
-            yield from _held_arrays(called)
+            yield from _arrays_in(called)
 
 
 def _inlined(
@@ -181,7 +181,7 @@ def optimized(
         portable = without_half(portable)
     # Functions are found as they were written: folding and layouts take them apart.
     if options.keep:
-        portable = recognized(recurrent_kept(portable) if options.recurrent else portable)
+        portable = recognized(whole_layers(portable) if options.recurrent else portable)
     portable = padded_inside(portable)
     # Scales are found by the axis of their features, which is simplest in the model's layout.
     if options.fold:

@@ -28,7 +28,7 @@ class RecurrentLayer:
         state: the index of the carry with the previous output.
         gates: the sums of the gates, in the order of the kept function.
         cell: the index of the carry with the cell state of an LSTM.
-        told: other attributes of the kept function.
+        attributes: others of the composite.
         reset: the previous output times the reset gate, if it is multiplied first.
     """
 
@@ -36,11 +36,11 @@ class RecurrentLayer:
     state: int
     gates: tuple[Affine, ...]
     cell: int | None = None
-    told: tuple[tuple[str, Any], ...] = ()
+    attributes: tuple[tuple[str, Any], ...] = ()
     reset: StepValue | None = None
 
 
-def recurrent_kept(program: PortableProgram) -> PortableProgram:
+def whole_layers(program: PortableProgram) -> PortableProgram:
     """The program with recurrent layers as calls of kept functions."""
     counts = uses(program.jaxpr)
     if not any(each.primitive.name == "scan" for each in needed(program.jaxpr)):
@@ -69,13 +69,13 @@ def _layer(equation: Equation, operands: list[Any], counts: Mapping[Any, int]) -
     layer = _match(after)
     if layer is None:
         return None
-    arguments = _kept_operands(layer, start, rows)
+    arguments = _operands_of(layer, start, rows)
     if arguments is None:
         return None
     for variable, y in zip(equation.outvars[len(start) :], ys):
         if counts.get(variable) and y is not after[layer.state]:
             return None
-    arrays = kept.call(layer.name, *arguments, reverse=params["reverse"], **dict(layer.told))
+    arrays = kept.call(layer.name, *arguments, reverse=params["reverse"], **dict(layer.attributes))
     single = start[layer.state].ndim == 1
     outputs, *last = [each.squeeze(-2) for each in arrays] if single else arrays
     finals = {at: last[0] for at, value in enumerate(after) if value is after[layer.state]}
@@ -102,7 +102,7 @@ def _is_whole(layer: RecurrentLayer, after: Sequence[Any]) -> bool:
 
 
 def _is_carry(value: object, index: int) -> bool:
-    return isinstance(value, StepValue) and value.name == "carry" and value.place == index
+    return isinstance(value, StepValue) and value.name == "carry" and value.index == index
 
 
 def _both(value: object, name: str) -> Iterator[tuple[Any, Any]]:
@@ -202,7 +202,7 @@ def _simple(index: int, after: Sequence[Any]) -> RecurrentLayer | None:
     return None
 
 
-def _kept_operands(
+def _operands_of(
     layer: RecurrentLayer, start: Sequence[Any], rows: Sequence[Any]
 ) -> list[Any] | None:
     """The operands of the kept function; None where a gate reads something else."""
@@ -212,10 +212,10 @@ def _kept_operands(
     rest = [step for step in steps if step not in inputs and step not in states]
     if not inputs or rest not in ([], [layer.reset]):
         return None
-    if any(step.place != layer.state for step in states):
+    if any(step.index != layer.state for step in states):
         return None
     hidden, dtype = start[layer.state], start[layer.state].dtype
-    size, of_rows = hidden.shape[-1], [rows[step.place] for step in inputs]
+    size, of_rows = hidden.shape[-1], [rows[step.index] for step in inputs]
     if any(gate.size != size or gate.axis != len(gate.shape) - 1 for gate in layer.gates):
         return None
     if any(each.ndim != hidden.ndim + 1 for each in of_rows):

@@ -169,7 +169,7 @@ def retarget(
     model = foreign.read_saved_model(source, "retarget")
     check_saved_model(source, trusted=True)  # it is screened below, if it is run
     # In place, all files of the model are copied, including unknown ones.
-    ours = now_in(source) if _same_place(source, target) else _mended_or_ours
+    ours = now_in(source) if _same_path(source, target) else _mended_or_ours
     making = ExportRun(ANY, target, validate=validate, overwrite=overwrite, phases=3, ours=ours)
     with making as run:
         with run.phase("mend"):
@@ -190,7 +190,7 @@ def retarget(
     return report
 
 
-def _same_place(source: Path, other: Path) -> bool:
+def _same_path(source: Path, other: Path) -> bool:
     with suppress(OSError, ValueError):
         return source.samefile(other)
     return False

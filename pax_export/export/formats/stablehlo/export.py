@@ -125,7 +125,7 @@ class _BundleExporter(FormatExporter):
     examples: Mapping[str, Sequence[Any]]
 
     def other_platforms(self, request: Request) -> Sequence[str]:
-        by_key = _given_exports(request.model, request.inputs, request.methods)
+        by_key = _exports_by_key(request.model, request.inputs, request.methods)
         found = list(by_key.values()) if by_key else []
         checks = [check for each in found for check in each.disabled_safety_checks]
         if runs_on_all([*checks, *read_checks(self.disabled_checks)]):
@@ -134,7 +134,7 @@ class _BundleExporter(FormatExporter):
         return () if jax.export.default_export_platform() in platforms else platforms
 
     def make(self, run: ExportRun, request: Request) -> Contents:
-        by_key = _given_exports(request.model, request.inputs, request.methods)
+        by_key = _exports_by_key(request.model, request.inputs, request.methods)
         if by_key is None:
             return super().make(run, request)
         name = ", ".join(dict.fromkeys(each.fun_name for each in by_key.values()))
@@ -222,7 +222,7 @@ def _by_file(created: Sequence[functions.Function]) -> dict[str, functions.Funct
     return dict(zip(legal_names(each.key for each in created), created))
 
 
-def _given_exports(model: Any, inputs: PyTree, methods: object) -> dict[str, Exported] | None:
+def _exports_by_key(model: Any, inputs: PyTree, methods: object) -> dict[str, Exported] | None:
     """The given functions of jax.export by signature; None if the model is another."""
     if isinstance(model, Exported):
         model = {"serving_default": model}

@@ -135,9 +135,9 @@ def threefry2x32(first: Array, second: Array, one: Array, two: Array) -> tuple[A
     keys = (first, second, first ^ second ^ jnp.uint32(_PARITY))
     one, two = one + keys[0], two + keys[1]
     for turn in range(5):
-        for places in _TURNS[turn % 2]:
+        for turns in _TURNS[turn % 2]:
             one = one + two
-            two = one ^ ((two << places) | (two >> (32 - places)))
+            two = one ^ ((two << turns) | (two >> (32 - turns)))
         one = one + keys[(turn + 1) % 3]
         two = two + keys[(turn + 2) % 3] + jnp.uint32(turn + 1)
     return one, two

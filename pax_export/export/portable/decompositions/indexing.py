@@ -50,8 +50,8 @@ def gather(
             return _filled(found, starts, numbers.offset_dims, mode, fill_value)
     if len(batches) + 1 == x.ndim == len(starts.shape) and len(hidden) == x.ndim:
         if len(placed) == 1 and all(pairs.get(axis, axis) == axis for axis in (*batches, *placed)):
-            places = starts.places(placed, (), {})
-            found = kept.call("take_along", x, places, axis=placed[0])
+            indices_of_rows = starts.places(placed, (), {})
+            found = kept.call("take_along", x, indices_of_rows, axis=placed[0])
             return _filled(found, starts, (), mode, fill_value)
     indexed = sorted((*batches, *starts.moving))
     cut = [size if axis in indexed else slice_sizes[axis] for axis, size in enumerate(x.shape)]
@@ -130,10 +130,10 @@ class _Combine:
     function: Callable[[Any, Any], Any]
     unique: bool
 
-    def put(self, x: Array, places: Array, rows: Array, *inside: Array) -> Any:
+    def put(self, x: Array, indices: Array, rows: Array, *inside: Array) -> Any:
         """Returns `x` with rows combined at positions."""
-        old = kept.call("take", x, places, axis=0)
-        return kept.call("put", x, places, self.function(old, rows), *inside, how="set")
+        old = kept.call("take", x, indices, axis=0)
+        return kept.call("put", x, indices, self.function(old, rows), *inside, how="set")
 
     def put_in_turn(self, x: Array, *rows: Array) -> Any:
         """The same, where several rows may have one position."""
@@ -193,14 +193,14 @@ def scattered(
     turned = lax.transpose(x, order)
     count, tail = (math.prod(x.shape[axis] for axis in axes) for axes in (indexed, rest))
     pairs = dict(zip(batches, numbers.scatter_indices_batching_dims))
-    places = starts.places(indexed, windows, pairs)
-    many = math.prod(places.shape)
+    indices_of_rows = starts.places(indexed, windows, pairs)
+    many = math.prod(indices_of_rows.shape)
     flat, rows = turned.reshape(count, tail), rows.reshape(many, tail)
     inside = []
     if drops:
         wide = lax.expand_dims(starts.inside(), range(len(outer), len(outer) + len(windows)))
-        inside = [jnp.broadcast_to(wide, places.shape).reshape(many)]
-    operands = flat, places.reshape(many), rows, *inside
+        inside = [jnp.broadcast_to(wide, indices_of_rows.shape).reshape(many)]
+    operands = flat, indices_of_rows.reshape(many), rows, *inside
     if combine is None:
         found = kept.call("put", *operands, how=how)
     else:
@@ -211,8 +211,8 @@ def scattered(
 
 @decomposes("dynamic_slice", any_dtype=True)
 def dynamic_slice(x: Array, *starts: Array, slice_sizes: Sequence[Any], **_: object) -> Any:
-    places = _moved_inside(x.shape, starts, slice_sizes)
-    return kept.call("window", x, *places, sizes=tuple(slice_sizes))
+    inside = _moved_inside(x.shape, starts, slice_sizes)
+    return kept.call("window", x, *inside, sizes=tuple(slice_sizes))
 
 
 @decomposes("dynamic_update_slice", any_dtype=True)
@@ -265,10 +265,10 @@ class _Starts:
         self.moving = [axis for axis in axes if not same_size(widths.get(axis, 1), shape[axis])]
         self._array, self._widths = shape, widths
         indices = indices.astype(np.int32) if indices.dtype.itemsize < 4 else indices
-        self._given = indices.reshape(self.shape) if len(axes) == 1 else indices
+        self._starts = indices.reshape(self.shape) if len(axes) == 1 else indices
         lasts = [shape[axis] - widths.get(axis, 1) for axis in axes]
         most = _numbers(lasts).astype(indices.dtype)
-        self._clamped = _between(self._given, most)
+        self._clamped = _between(self._starts, most)
 
     @property
     def is_single(self) -> bool:
@@ -276,7 +276,7 @@ class _Starts:
 
     def inside(self) -> Any:
         """Whether windows are inside the array."""
-        found = self._clamped == self._given
+        found = self._clamped == self._starts
         return found if len(self.components) == 1 else found.all(-1)
 
     def of_axes(self) -> list[Any]:

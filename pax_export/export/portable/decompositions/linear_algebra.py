@@ -48,13 +48,13 @@ def _loop(count: Size, step: Callable[..., Any], start: Any) -> Any:
 @decomposes("cholesky", any_dtype=True)
 def cholesky(a: Array, **_: object) -> Any:
     """Column by column, from the lower half; NaN where the matrix is not positive definite."""
-    places = jnp.arange(a.shape[-1])
+    positions = jnp.arange(a.shape[-1])
 
     def step(j: Array, lower: Array) -> Any:
         column = _column(a, j) - (lower * jnp.conj(_row(lower, j))[..., None, :]).sum(-1)
         pivot = jnp.sqrt(_entry(column, j).real)
-        column = jnp.where(places >= j, column / pivot, 0)
-        return jnp.where(places == j, column[..., None], lower)
+        column = jnp.where(positions >= j, column / pivot, 0)
+        return jnp.where(positions == j, column[..., None], lower)
 
     lower = _loop(a.shape[-1], step, jnp.zeros_like(a))
     failed = jnp.isnan(jnp.diagonal(lower, axis1=-2, axis2=-1)).any(-1)
@@ -85,16 +85,16 @@ def triangular_solve(
 def _substitute(a: Array, b: Array, lower: bool, unit: bool) -> Any:
     """Forward substitution of a lower triangle, backward substitution of an upper one."""
     size = a.shape[-1]
-    places = jnp.arange(size)
+    positions = jnp.arange(size)
 
     def step(count: Size, x: Array) -> Any:
         i = count if lower else size - 1 - count
         row = _row(a, i)
-        known = jnp.where(places < i if lower else places > i, row, 0)
+        known = jnp.where(positions < i if lower else positions > i, row, 0)
         rest = _row(b, i) - (known[..., :, None] * x).sum(-2)
         if not unit:
             rest = rest / _entry(row, i)
-        return jnp.where((places == i)[:, None], rest[..., None, :], x)
+        return jnp.where((positions == i)[:, None], rest[..., None, :], x)
 
     return _loop(size, step, jnp.zeros_like(b))
 
@@ -253,8 +253,8 @@ def ragged_dot_general(
         raise NotDecomposedError("in this arrangement")
     every = lax.dot_general(x, y, plain, preferred_element_type=preferred_element_type)
     ends = jnp.cumsum(counts)
-    places = jnp.arange(x.shape[0], dtype=counts.dtype)[:, None]
-    mine = (places >= ends - counts) & (places < ends)
+    positions = jnp.arange(x.shape[0], dtype=counts.dtype)[:, None]
+    mine = (positions >= ends - counts) & (positions < ends)
     return jnp.where(mine[..., None], every, 0).sum(1, dtype=every.dtype)
 
 

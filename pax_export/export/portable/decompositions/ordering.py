@@ -105,8 +105,8 @@ def top_k(
     x: Array, *, k: Size, axis: int = -1, largest: bool = True, **_: object
 ) -> tuple[Any, Any]:
     axis %= x.ndim
-    places = _ranked(x, axis, k, largest)
-    return call("take_along", x, places, axis=axis), places
+    indices = _ranked(x, axis, k, largest)
+    return call("take_along", x, indices, axis=axis), indices
 
 
 @decomposes("approx_top_k")

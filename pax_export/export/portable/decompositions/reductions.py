@@ -276,11 +276,11 @@ def select_and_scatter_add(
     edges = [(low, high, 0) for low, high in padding]
     wide = lax.pad(operand, neutral(operand.dtype), edges)
     count = math.prod(wide.shape)
-    places = lax.iota(jnp.int32, count).reshape(wide.shape)
+    positions = lax.iota(jnp.int32, count).reshape(wide.shape)
     once, none = (1,) * wide.ndim, ((0, 0),) * wide.ndim
     zeros = (neutral(operand.dtype), jnp.int32(0))
     window = (window_dimensions, window_strides, none, once, once)
-    _, chosen = _reduce_axes((wide, places), zeros, select, *window)
+    _, chosen = _reduce_axes((wide, positions), zeros, select, *window)
     at = chosen.reshape(-1)
     if source.dtype == jnp.bool_:
         found = jnp.zeros(count, jnp.int32).at[at].max(source.reshape(-1).astype(jnp.int32)) != 0
