@@ -143,7 +143,7 @@ def layout_axes(
         if len(dividing) > 1 and not consolidate:
             raise InvalidArgumentError(
                 f"Dimension {dimension} of the input array (shape={shape}) is sharded across more "
-                f"one axis ({names}, sizes = {tuple(sizes[name] for name in names)}) of the mesh, "
+                f"than one axis ({names}, sizes = {tuple(sizes[n] for n in names)}) of the mesh, "
                 "which DTensor does not support.",
                 write="allow_multi_axis_sharding_consolidation=True, to shard it over the largest",
             )
