@@ -56,9 +56,12 @@ def attention_kept(program: PortableProgram, trains: bool) -> PortableProgram:
 def weigh_values(
     query: jax.Array, key: jax.Array, value: jax.Array, *bias: jax.Array, scale: float
 ) -> jax.Array:
-    """Attention of arrays of four axes: two of the batch, then places and features."""
+    """Attention of arrays of four axes: batch, heads, places and features.
+
+    Returns the places before the heads, the order in memory of torch's result.
+    """
     scores = query @ key.swapaxes(2, 3) * scale
-    return jax.nn.softmax(scores + bias[0] if bias else scores) @ value
+    return (jax.nn.softmax(scores + bias[0] if bias else scores) @ value).swapaxes(1, 2)
 
 
 class _Grouped(NamedTuple):
@@ -126,7 +129,7 @@ class _Attention(NamedTuple):
                              jnp.where(mask, bias, zero))  # fmt: skip
         call = lax.composite(weigh_values, f"{kept.PREFIX}attention")
         given = (query, key, value) if bias is None else (query, key, value, bias)
-        found = call(*given, scale=float(self.scores.scale))
+        found = call(*given, scale=float(self.scores.scale)).swapaxes(1, 2)
         shape = [size for each in (*sizes, columns) for size in each]
         return jnp.transpose(lax.reshape(found, shape), self.order)
 

@@ -25,6 +25,7 @@ from pax_export.export.formats.torch.values import (
     is_rounded_by_torch,
     is_wrapped,
 )
+from pax_export.export.portable import NotInTargetError
 from pax_export.export.portable.sizes import stay_thin
 
 if TYPE_CHECKING:
@@ -186,7 +187,10 @@ class TorchGraph:
 
     def dtype_of(self, name: DTypeLike) -> torch.dtype:
         """The dtype of torch with the name of a dtype."""
-        return getattr(torch, np.dtype(name).name if not isinstance(name, str) else name)
+        name = name if isinstance(name, str) else np.dtype(name).name
+        if not hasattr(torch, name):
+            raise NotInTargetError(f"of {name}, which torch lacks")
+        return getattr(torch, name)
 
     def literal_of(self, value: ArrayLike) -> TorchValue:
         dtype = jax.numpy.result_type(value)

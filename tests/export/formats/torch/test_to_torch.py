@@ -129,7 +129,7 @@ def test_scales_and_biases_join_what_torch_has_whole():
     module = as_torch(net, spec("batch, 5, 5, 2"))  # outputs and gradients are compared
     calls = module.code()
     assert calls.count("batch_norm(") == 1 and "addmm" not in calls
-    assert len(re.findall(r"clip_between\(\w+, 0\.0, None, False\)", calls)) == 1
+    assert len(re.findall(r"clip_between\(\w+, \(0\.0, None\), \(None, None\)\)", calls)) == 1
     assert as_torch(mlp(), spec("batch, 3")).code().count("addmm(") == 2
     # A convolution reads its kernel as it lies in memory.
     assert module.conv.weight.shape == (3, 3, 2, 4)
@@ -407,3 +407,12 @@ def test_nan_weights_and_small_dtypes_are_taken():
         spec("n, 3"),
     )
     assert module(torch.ones(1, 3)).isnan().tolist() == [[False, True, False]]
+
+
+@with_torch
+def test_a_dtype_that_torch_lacks_is_named():
+    def model(_, x):
+        return x.astype(jnp.float4_e2m1fn).astype(jnp.float32)
+
+    with pytest.raises(errors.UnsupportedOperationError, match="float4_e2m1fn, which torch lacks"):
+        as_torch(({}, model), spec("n"))

@@ -33,7 +33,12 @@ def write_attention(
 ) -> Any:
     nodes = [builder.node_of(each) for each in (query, key, value)]
     mask = [builder.node_of(each) if each.thin is None or each.bare else each.thin for each in bias]
-    return builder("nn.functional.scaled_dot_product_attention", *nodes, *mask, scale=scale)
+    made = builder("nn.functional.scaled_dot_product_attention", *nodes, *mask, scale=scale)
+    made = builder.transpose_axes(made, [0, 2, 1, 3])
+    if builder.live:
+        return made
+    # ExecuTorch puts other calls here, whose result has another order in memory, and views fail.
+    return builder("clone", made, memory_format=builder.dtype_of("contiguous_format"))
 
 
 @rule("mean")
