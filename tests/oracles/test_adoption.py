@@ -203,7 +203,7 @@ def test_both_directions(theirs, ours):
 
 def test_cells_of_other_functions_are_refused():
     for theirs, ours, word in (
-        (nn.GRU(3, 4, bidirectional=True), pax.GRU, "another function than pax.GRU"),
+        (nn.GRU(3, 4, bidirectional=True), pax.GRU, "fills a pax.GRU with reset_after=True"),
         (nn.LSTM(3, 4, proj_size=2), pax.LSTM, "no place for weight_hr_l0"),
     ):
         net = Free(forward=ours(3, 4), backward=ours(3, 4))

@@ -16,25 +16,24 @@ import numpy as np
 
 if TYPE_CHECKING:
     import torch
-
-    from pax_export._foundations.types import Array
+    from numpy.typing import ArrayLike
 
 Arrays = dict[str, np.ndarray]
 #: An entry of the archive: how the arguments and outputs of each method are nested, with names.
 METHODS = "pax_export_methods.json"
 
 
-def from_numpy(array: Array) -> Any:
+def from_numpy(array: ArrayLike) -> Any:
     """A tensor of an array, also of dtypes that numpy itself lacks."""
     torch = importlib.import_module("torch")
-    array = np.array(array, order="C", copy=True)
-    if array.dtype.kind in "biufc" and array.dtype.isbuiltin == 1:
-        return torch.from_numpy(array)
-    name, bits = array.dtype.name, np.dtype(f"uint{8 * array.dtype.itemsize}")
+    copied = np.array(array, order="C", copy=True)
+    if copied.dtype.kind in "biufc" and copied.dtype.isbuiltin == 1:
+        return torch.from_numpy(copied)
+    name, bits = copied.dtype.name, np.dtype(f"uint{8 * copied.dtype.itemsize}")
     if name in ("int4", "uint4", "int2", "uint2"):
-        return torch.from_numpy(array.astype(np.int8))
-    whole = torch.from_numpy(array.reshape(-1).view(bits).astype(f"int{8 * bits.itemsize}"))
-    return whole.view(getattr(torch, name)).reshape(array.shape)
+        return torch.from_numpy(copied.astype(np.int8))
+    whole = torch.from_numpy(copied.reshape(-1).view(bits).astype(f"int{8 * bits.itemsize}"))
+    return whole.view(getattr(torch, name)).reshape(copied.shape)
 
 
 def to_numpy(tensor: torch.Tensor) -> np.ndarray:
