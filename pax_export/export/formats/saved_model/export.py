@@ -272,10 +272,10 @@ class _SavedModelExporter(FormatExporter):
     def _examples(self, lowered: LoweredModel) -> dict[str, list[Arrays]]:
         """The examples of each signature by input."""
         return {
-            key: named_examples(around.inputs if around else program.inputs, given, key)
+            key: named_examples(around.inputs if around else program.inputs, examples, key)
             for signature, program in zip(lowered.signatures, lowered.programs)
             for key, around in [(signature.key, signature.processing)]
-            if (given := self.examples.get(key))
+            if (examples := self.examples.get(key))
         }
 
     def partial(self) -> FormatExporter:

@@ -219,8 +219,8 @@ class DirectCall:
 
     def __call__(self, named: Mapping[str, Any]) -> dict[str, Any]:
         """Calls the function; only for a known type of call."""
-        given = [named[name] for name in self._inputs]
-        return dict(zip(self._outputs, self._run(args=given + self._variables)))
+        inputs = [named[name] for name in self._inputs]
+        return dict(zip(self._outputs, self._run(args=inputs + self._variables)))
 
 
 def direct_call(tf: ModuleType, function: Any, info: SignatureInfo) -> DirectCall | None:

@@ -57,8 +57,12 @@ class Processors:
         inputs: PyTree,
     ) -> Processors:
         """Reads the arguments; with several signatures they are dicts over their keys."""
-        given = {"preprocess": preprocess, "postprocess": postprocess, "preprocess_inputs": inputs}
-        read = {name: by_signature(name, value, keys, several) for name, value in given.items()}
+        arguments = {
+            "preprocess": preprocess,
+            "postprocess": postprocess,
+            "preprocess_inputs": inputs,
+        }
+        read = {name: by_signature(name, value, keys, several) for name, value in arguments.items()}
         for name in ("preprocess", "postprocess"):
             for key, function in read[name].items():
                 if function is not None and not callable(function):
@@ -96,25 +100,25 @@ class Processors:
             first = _preprocess(before, inputs, program, signature)
         if after is not None:
             last, outputs, structure = _trace_postprocess(after, program, signature)
-        held = tuple(trackables(before, after))
-        around = Processing(inputs, outputs, structure, first, last, held)
+        tracked = tuple(trackables(before, after))
+        around = Processing(inputs, outputs, structure, first, last, tracked)
         return dataclasses.replace(signature, processing=around)
 
 
 def _processor_inputs(
-    processor: Function, given: Any, key: str, constraints: Sequence[str]
+    processor: Function, specs: Any, key: str, constraints: Sequence[str]
 ) -> Inputs:
     """The inputs of the preprocessor: given by the user, or by its input_signature."""
-    if given is None:
-        given = input_signature(processor)
-    if given is None:
+    if specs is None:
+        specs = input_signature(processor)
+    if specs is None:
         raise InvalidArgumentError(
             "The inputs of the preprocessor are unknown.",
             where=key,
             write='preprocess_inputs=spec("batch", "string"), or a tf.function with an '
             "input_signature",
         )
-    return resolve_inputs(python_function(processor), 0, given, None, constraints, text=True)
+    return resolve_inputs(python_function(processor), 0, specs, None, constraints, text=True)
 
 
 def _preprocess(processor: Function, inputs: Inputs, program: Program, signature: Signature) -> Any:
@@ -124,8 +128,8 @@ def _preprocess(processor: Function, inputs: Inputs, program: Program, signature
 
     def preprocess(*flat: object) -> list[Any]:
         args, kwargs = inputs.call(flat)
-        given = call(*args, **kwargs)
-        named = bind_inputs(program.inputs, given, f"{program.key}: what the preprocessor gives")
+        output = call(*args, **kwargs)
+        named = bind_inputs(program.inputs, output, f"{program.key}: what the preprocessor gives")
         return [_fitting_tensor(tf, named[name], wanted[name], name, program) for name in wanted]
 
     specs = [tensor_spec(entry.name, dtypes.stored(entry.struct)) for entry in inputs.flat]
@@ -133,9 +137,9 @@ def _preprocess(processor: Function, inputs: Inputs, program: Program, signature
 
 
 def _trace_now(tf: ModuleType, function: Callable, specs: Sequence[Any]) -> Any:
-    made = tf.function(function, input_signature=specs, autograph=False)
-    made.get_concrete_function()  # now, so that mistakes come to light before anything is written
-    return made
+    traced = tf.function(function, input_signature=specs, autograph=False)
+    traced.get_concrete_function()  # now, so that mistakes come to light before anything is written
+    return traced
 
 
 def _fitting_tensor(tf: ModuleType, value: Any, wanted: Any, name: str, program: Program) -> Any:
@@ -161,25 +165,25 @@ def _trace_postprocess(
 ) -> tuple[Any, tuple[ArrayInfo, ...], dict[str, Any]]:
     tf = tensorflow("postprocess")
     call = as_function(processor)
-    made: dict[str, Any] = {}
+    traced: dict[str, Any] = {}
 
     def postprocess(*flat: object) -> dict[str, Any]:
         named = dict(zip(program.output_names, flat))
         output = _plain_value(call(rebuild(program.output_structure, named.__getitem__)))
         names = tree_names(output, "output")
-        made["structure"] = describe_structure(output, names)
+        traced["structure"] = describe_structure(output, names)
         tensors = [_to_tensor(tf, value) for value in jax.tree_util.tree_leaves(output)]
-        made["outputs"] = tuple(map(_tensor_info, names, tensors))
+        traced["outputs"] = tuple(map(_tensor_info, names, tensors))
         return dict(zip(names, tensors))
 
     function = _trace_now(tf, postprocess, output_specs(signature))
-    if not made["outputs"]:
+    if not traced["outputs"]:
         raise InvalidArgumentError(
             "The postprocessor returns no tensor.",
             where=program.key,
             write="a function that returns at least one tensor",
         )
-    return function, made["outputs"], made["structure"]
+    return function, traced["outputs"], traced["structure"]
 
 
 def _to_tensor(tf: ModuleType, value: Any) -> Any:

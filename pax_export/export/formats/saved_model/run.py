@@ -84,8 +84,8 @@ class _Session:
         if self._assigns or not self._restored:
             self._restore()
         signature = self._graph.signature_def[case["signature"]]
-        given = {signature.inputs[name].name: value for name, value in case["inputs"].items()}
-        return self._session.run({k: each.name for k, each in signature.outputs.items()}, given)
+        feeds = {signature.inputs[name].name: value for name, value in case["inputs"].items()}
+        return self._session.run({k: each.name for k, each in signature.outputs.items()}, feeds)
 
     def _restore(self) -> None:
         saver, signatures = self._graph.saver_def, self._graph.signature_def
@@ -154,16 +154,16 @@ def _call_stages(tf: ModuleType, model: Any, case: Mapping[str, Any]) -> Arrays:
     stages = model.stages[case["signature"]]
     if case["stage"] == "model":
         names = list(case["inputs"])
-        return _call_one(tf, model, case, lambda **given: stages["model"](*map(given.get, names)))
+        return _call_one(tf, model, case, lambda **inputs: stages["model"](*map(inputs.get, names)))
     before = {name: tf.identity(variable) for name, variable in model.leaves.items()}
     whole = _call_one(tf, model, case)
     _restore_changed(model, before)
-    given = [tf.constant(value) for value in case["inputs"].values()]
+    inputs = [tf.constant(value) for value in case["inputs"].values()]
     if "preprocess" in stages:
-        given = stages["preprocess"](*given)
-    outputs = stages["model"](*given)
+        inputs = stages["preprocess"](*inputs)
+    outputs = stages["model"](*inputs)
     arrays = {name: value.numpy() for name, value in outputs.items()}
-    arrays |= {f"input:{place}": value.numpy() for place, value in enumerate(given)}
+    arrays |= {f"input:{index}": value.numpy() for index, value in enumerate(inputs)}
     if "postprocess" not in stages and sorted(whole) != sorted(outputs):
         raise ValueError(f"the whole returns {sorted(whole)}, and the model {sorted(outputs)}")
     return arrays
@@ -184,9 +184,9 @@ def _call_one(
         tape.watch(list(floating.values()))
         outputs = signature(**inputs)
         targets = [outputs[name] for name in cotangents]
-    given = [tf.constant(value) for value in cotangents.values()]
+    output_gradients = [tf.constant(value) for value in cotangents.values()]
     gradients = tape.gradient(
-        targets, sources, given, unconnected_gradients=tf.UnconnectedGradients.ZERO
+        targets, sources, output_gradients, unconnected_gradients=tf.UnconnectedGradients.ZERO
     )
     results = {name: value.numpy() for name, value in outputs.items()}
     for name, value in gradients.items():

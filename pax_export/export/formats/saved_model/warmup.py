@@ -49,7 +49,7 @@ def warmup_requests(
     for key, info in signatures.items():
         if warmup and not info.assigns:
             example = next(iter(examples.get(key, ())), {})
-            each = (_sizes_of(given, key, info) for given in warmup)
+            each = (_sizes_of(entry, key, info) for entry in warmup)
             found[key] = {_label_of(sizes): _request_inputs(info, sizes, example) for sizes in each}
     if (count := sum(map(len, found.values()))) > _MOST or (warmup and not found):
         raise InvalidArgumentError(
@@ -60,29 +60,29 @@ def warmup_requests(
     return found
 
 
-def _is_sizes(given: object) -> bool:
-    numbers = given.values() if isinstance(given, Mapping) else (given,)
+def _is_sizes(entry: object) -> bool:
+    numbers = entry.values() if isinstance(entry, Mapping) else (entry,)
     return all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in numbers)
 
 
-def _sizes_of(given: int | Mapping[str, int], key: str, info: SignatureInfo) -> dict[str, int]:
+def _sizes_of(entry: int | Mapping[str, int], key: str, info: SignatureInfo) -> dict[str, int]:
     """The symbolic sizes of a signature."""
     every = itertools.chain.from_iterable(each.shape for each in info.inputs)
     names = sorted(set(itertools.chain.from_iterable(map(dimensions.names, every))))
-    sizes = dict(given) if isinstance(given, Mapping) else dict.fromkeys(names, given)
+    sizes = dict(entry) if isinstance(entry, Mapping) else dict.fromkeys(names, entry)
     chosen = {name: sizes[name] for name in names if name in sizes}
-    if len(chosen) < len(names) or (isinstance(given, int) and len(names) > 1):
+    if len(chosen) < len(names) or (isinstance(entry, int) and len(names) > 1):
         example = ", ".join(f'"{name}": 8' for name in names)
         raise InvalidArgumentError(
             f"warmup: the signature has the sizes {', '.join(names)}.",
             where=key,
-            got=f"warmup=[{given!r}]",
+            got=f"warmup=[{entry!r}]",
             write=f"warmup=[{{{example}}}]",
         )
     broken = [text for text in info.constraints if not dimensions.holds(text, chosen)]
     if broken:
         raise InvalidArgumentError(
-            f"warmup: a size violates {', '.join(broken)}.", where=key, got=f"warmup=[{given!r}]"
+            f"warmup: a size violates {', '.join(broken)}.", where=key, got=f"warmup=[{entry!r}]"
         )
     return chosen
 

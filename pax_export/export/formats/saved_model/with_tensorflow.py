@@ -151,20 +151,20 @@ def signature_function(signature: Signature, store: Store) -> SignatureFunction:
     """
     tf, forward, gradient = tensorflow("JaxModule"), signature.forward, signature.gradient
     constants = [*forward.constants, *(gradient.call.constants if gradient else ())]
-    places = [*forward.variables, *constants]
+    indices = [*forward.variables, *constants]
     first, inputs = len(forward.variables), signature.input_structs
-    structs = [dtypes.struct_of(store.variables[place].value) for place in places]
+    structs = [dtypes.struct_of(store.variables[index].value) for index in indices]
     structs[first:first] = inputs
     names = [f"operand_{index}" for index in range(len(structs))]
     if gradient is not None:
         # Cotangents stand before the constants of a gradient; here, all of these come first.
         count, more = len(structs) - len(gradient.call.constants), len(gradient.call.constants)
         end = count + len(gradient.of)
-        kept = tuple(
+        used = tuple(
             index if index < count else index + more if index < end else index - len(gradient.of)
             for index in gradient.call.lowered.used
         )
-        call = Call(replace(gradient.call.lowered, used=kept), (), ())
+        call = Call(replace(gradient.call.lowered, used=used), (), ())
         gradient = replace(gradient, call=call)
     stateless = replace(
         signature,
@@ -177,9 +177,9 @@ def signature_function(signature: Signature, store: Store) -> SignatureFunction:
         writer.write(Path(folder), Store((), (), False), [stateless], None)
         loaded = tf.saved_model.load(folder)
 
-    def call_signature(variables: Sequence[Any], given: Sequence[Any]) -> dict[str, Any]:
-        operands = [tf.convert_to_tensor(variables[place]) for place in places]
-        operands[first:first] = given
+    def call_signature(variables: Sequence[Any], tensors: Sequence[Any]) -> dict[str, Any]:
+        operands = [tf.convert_to_tensor(variables[index]) for index in indices]
+        operands[first:first] = tensors
         return loaded.signatures[signature.key](**dict(zip(names, operands)))
 
     return call_signature

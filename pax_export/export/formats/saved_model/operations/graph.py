@@ -111,12 +111,12 @@ class NodeBuilder:
         form, names, found = OPERATORS[operator], [], dict[str, np.dtype]()
         for kind, operand in zip(form.operands, operands, strict=True):
             several = operand if kind.startswith("N*") else [operand]
-            given = [self.tensor(each) for each in several]
-            names += map(self._name_of, given)
+            tensors = [self.tensor(each) for each in several]
+            names += map(self._name_of, tensors)
             if kind.startswith("N*"):
-                attributes["N"], kind = len(given), kind[2:]
-            if found.setdefault(kind, given[0].dtype) != given[-1].dtype:
-                raise NotInTargetError(f"with operands of {found[kind]} and {given[-1].dtype}")
+                attributes["N"], kind = len(tensors), kind[2:]
+            if found.setdefault(kind, tensors[0].dtype) != tensors[-1].dtype:
+                raise NotInTargetError(f"with operands of {found[kind]} and {tensors[-1].dtype}")
         for kind, dtype in found.items():
             if kind not in _FIXED:
                 attributes[kind] = dtype
@@ -154,11 +154,11 @@ class NodeBuilder:
         self._count += 1
         word = re.sub(r"[^\w.\-]", "_", self.operation) or "graph"
         name = f"{word}/{operator}_{self._count}"
-        told = {
+        values = {
             key: dtype_number(value) if isinstance(value, (np.dtype, type)) else value
             for key, value in attributes.items()
         }
-        add_node(self.frame.nodes, name, operator, names, **told)
+        add_node(self.frame.nodes, name, operator, names, **values)
         return name
 
     def add(
@@ -169,8 +169,10 @@ class NodeBuilder:
         `results` are their shapes and dtypes. A list of dtypes is an attribute like others.
         """
         node = self._add(operator, list(map(self._name_of, operands)), attributes)
-        made = [self._made(f"{node}:output:{at}", x.dtype) for at, x in enumerate(results)]
-        return [x if of.shape is None else self.shaped(x, of.shape) for x, of in zip(made, results)]
+        tensors = [self._made(f"{node}:output:{at}", x.dtype) for at, x in enumerate(results)]
+        return [
+            x if of.shape is None else self.shaped(x, of.shape) for x, of in zip(tensors, results)
+        ]
 
     def _made(self, name: str, dtype: DTypeLike) -> Output:
         return Output(name, np.dtype(dtype), None, self.frame)
@@ -197,14 +199,14 @@ class NodeBuilder:
             return x
         if x.known is not None and x.frame is None:
             return self.literal(x.known.astype(dtype), dtype)
-        made = self("Cast", x, DstT=np.dtype(dtype))
-        return dataclasses.replace(made, shape=x.shape)
+        converted = self("Cast", x, DstT=np.dtype(dtype))
+        return dataclasses.replace(converted, shape=x.shape)
 
     def in_float32(self, operator: str, x: Output, *others: Any, **attributes: Any) -> Output:
         """The result of an operator, which computes half precision in float32."""
         wide = np.dtype(np.float32) if x.is_half else x.dtype
-        given = [self.cast(each, wide) if isinstance(each, Output) else each for each in others]
-        return self.cast(self(operator, self.cast(x, wide), *given, **attributes), x.dtype)
+        operands = [self.cast(each, wide) if isinstance(each, Output) else each for each in others]
+        return self.cast(self(operator, self.cast(x, wide), *operands, **attributes), x.dtype)
 
     def shaped(self, x: Output, shape: Sequence[Size]) -> Output:
         """A tensor whose sizes are known in jax."""
@@ -229,8 +231,11 @@ class NodeBuilder:
     def _constant(self, array: np.ndarray) -> str:
         key = (array.dtype.name, array.shape, array.tobytes())
         if key not in self.frame.constants:
-            told = {"dtype": array.dtype, "value": np.ascontiguousarray(array).reshape(array.shape)}
-            self.frame.constants[key] = f"{self._add('Const', [], told)}:output:0"
+            attributes = {
+                "dtype": array.dtype,
+                "value": np.ascontiguousarray(array).reshape(array.shape),
+            }
+            self.frame.constants[key] = f"{self._add('Const', [], attributes)}:output:0"
         return self.frame.constants[key]
 
     def _in_root(self, operator: str, *operands: Any, **attributes: Any) -> Any:
@@ -260,15 +265,15 @@ class NodeBuilder:
         names = []
         for frame, own in zip(frames, ends):
             inside = [frame.captured.get(x, f"unused_{at}") for at, x in enumerate(captured)]
-            given = [dataclasses.replace(x, name=n, frame=frame) for n, x in zip(inside, captured)]
+            inputs = [dataclasses.replace(x, name=n, frame=frame) for n, x in zip(inside, captured)]
             self._count += 1
             names.append(f"_{self._count}")
             body = Body(self.functions, names[-1], stateful=False)
-            for each in (*frame.arguments, *given):
+            for each in (*frame.arguments, *inputs):
                 body.argument(each.name, Spec.of(each))
             body.extend(needed(frame.nodes, own))
             results = [*zip(own, frame.results)]
-            results += zip(inside, given) if frame in passes else ()
+            results += zip(inside, inputs) if frame in passes else ()
             for at, (end, each) in enumerate(results):
                 body.result(f"result_{at}", end, Spec.unknown(each.dtype))
         return names, captured
@@ -288,15 +293,15 @@ class NodeBuilder:
         """Adds an operation that fails unless sizes are so; returns its name, for `after`."""
         both = [self.tensor(each) for each in (one, other)]
         same = self._name_of(self(relation, *both))
-        said = f"{self._add('Const', [], {'dtype': STRING, 'value': text})}:output:0"
-        names = [same, said, *map(self._name_of, both)]
+        message = f"{self._add('Const', [], {'dtype': STRING, 'value': text})}:output:0"
+        names = [same, message, *map(self._name_of, both)]
         return self._add("Assert", names, {"T": [STRING, *(dtype_number(x.dtype) for x in both)]})
 
     def after(self, checks: Sequence[str], x: Output) -> Output:
         """A tensor that exists only if checks succeed."""
-        made = self("Identity", x)
+        identity = self("Identity", x)
         self.frame.nodes[-1]["input"] += [f"^{each}" for each in checks]
-        return dataclasses.replace(made, shape=x.shape)
+        return dataclasses.replace(identity, shape=x.shape)
 
     # Shapes.
 
@@ -306,12 +311,12 @@ class NodeBuilder:
             return x
         symbolic = [size for size in shape if not is_number(size)]
         if len(symbolic) == 1 and all(size for size in shape if is_number(size)):
-            made = self("Reshape", x, [size if is_number(size) else -1 for size in shape])
+            result = self("Reshape", x, [size if is_number(size) else -1 for size in shape])
         else:
-            made = self("Reshape", x, self.sizes.shape(shape))
-        made = self.shaped(made, shape)
-        self._reshaped[made.frame, made.name] = x
-        return made
+            result = self("Reshape", x, self.sizes.shape(shape))
+        result = self.shaped(result, shape)
+        self._reshaped[result.frame, result.name] = x
+        return result
 
     def reshaped(self, x: Output, size: Size) -> Output:
         """The array that was reshaped to this one, if its last axis has this size, too."""
@@ -324,16 +329,16 @@ class NodeBuilder:
         order = [before[axis] for axis in order]
         if order == sorted(order):
             return x
-        made = self("Transpose", x, order)
-        made = self.shaped(made, [x.shape[axis] for axis in order])
-        self._transposed[made.frame, made.name] = x, order
-        return made
+        result = self("Transpose", x, order)
+        result = self.shaped(result, [x.shape[axis] for axis in order])
+        self._transposed[result.frame, result.name] = x, order
+        return result
 
     def broadcast(self, x: Output, shape: Sequence[Size]) -> Output:
         if x.shape is not None and same_shape(x.shape, shape):
             return x
-        made = self("BroadcastTo", x, self.sizes.shape(shape))
-        return dataclasses.replace(made, shape=tuple(shape))
+        result = self("BroadcastTo", x, self.sizes.shape(shape))
+        return dataclasses.replace(result, shape=tuple(shape))
 
     def spread(self, *operands: Output) -> list[Output]:
         """Operands that broadcast together, unbroadcast where possible."""
@@ -351,9 +356,9 @@ _FIXED = frozenset({"bool", "int32", "int64", "uint8", "variant"})
 
 def needed(nodes: Sequence[Message], wanted: Sequence[str]) -> list[Message]:
     """The nodes that these results need, in order."""
-    names, kept = {each.lstrip("^").split(":")[0] for each in wanted}, []
+    names, used = {each.lstrip("^").split(":")[0] for each in wanted}, []
     for node in reversed(nodes):
         if node["name"] in names:
-            kept.append(node)
+            used.append(node)
             names.update(each.lstrip("^").split(":")[0] for each in node["input"])
-    return kept[::-1]
+    return used[::-1]

@@ -71,14 +71,14 @@ def lower_to_graph(
     for variable, weight in zip(program.jaxpr.invars, program.weights):
         if weight.name:
             at[variable] = first + int(weight.name)
-    at |= {variable: place for place, variable in enumerate(program.inputs)}
+    at |= {variable: index for index, variable in enumerate(program.inputs)}
     kept_places = sorted({*(names or ()), *(at[variable] for variable in at if read[variable])})
-    held = {key: first + int(name) for key, name in constants.items()} if trains else {}
-    kept_places += held.values()
+    positions = {key: first + int(name) for key, name in constants.items()} if trains else {}
+    kept_places += positions.values()
     structs = (*traced.structs, *map(dtypes.struct_of, traced.constants))
     operands = tuple(at.get(variable, -1) for variable in program.jaxpr.invars)
     writer = _GraphWriter(
-        program, structs, results, tuple(kept_places), operands, names or {}, held, trains
+        program, structs, results, tuple(kept_places), operands, names or {}, positions, trains
     )
     try:
         graph = writer.write()
@@ -118,8 +118,8 @@ class OperationsGraph:
         return [names.get(result, result) for result in self.results]
 
 
-def _operand(place: int) -> str:
-    return f"operand_{place}"
+def _operand(index: int) -> str:
+    return f"operand_{index}"
 
 
 @dataclass
@@ -143,17 +143,17 @@ class _GraphWriter:
     def write(self) -> OperationsGraph:
         builder = self._builder
         builder.operation = "inputs"
-        taken = self._operands = {place: self._taken(place) for place in self.kept}
+        tensors = self._operands = {index: self._taken(index) for index in self.kept}
         symbolic = [
-            (self.names.get(place, ""), x, dtypes.stored(self.structs[place]).shape)
-            for place, x in taken.items()
+            (self.names.get(index, ""), x, dtypes.stored(self.structs[index]).shape)
+            for index, x in tensors.items()
         ]
-        taken = self._checks(builder.sizes.learn(symbolic), taken)
-        taken = self._operands = self._with_rows(taken)
+        tensors = self._checks(builder.sizes.learn(symbolic), tensors)
+        tensors = self._operands = self._with_rows(tensors)
         operands: list[Any] = []
-        for at, place in enumerate(self.operands):
-            if place >= 0:
-                operands += self._parts(place, taken.get(place))
+        for at, index in enumerate(self.operands):
+            if index >= 0:
+                operands += self._parts(index, tensors.get(index))
             else:
                 operands += map(builder.literal, in_parts(self.program.weights[at].array))
         found = iter(self._converter.write(self.program.program, operands))
@@ -161,46 +161,46 @@ class _GraphWriter:
         nodes, results = builder.finish([self._given(struct, found) for struct in self.results])
         return OperationsGraph(self.kept, nodes, results, builder.functions)
 
-    def _taken(self, place: int) -> Output:
+    def _taken(self, index: int) -> Output:
         """An operand, in the dtype that TensorFlow has for it."""
-        struct, builder = dtypes.stored(self.structs[place]), self._builder
+        struct, builder = dtypes.stored(self.structs[index]), self._builder
         shape = tuple(struct.shape)
-        tensor = Output(_operand(place), np.dtype(struct.dtype), shape, builder.frame)
-        if place not in self.names:
+        tensor = Output(_operand(index), np.dtype(struct.dtype), shape, builder.frame)
+        if index not in self.names:
             return tensor
         sizes = [size if isinstance(size, int) else -1 for size in struct.shape]
-        made = builder("EnsureShape", tensor, shape={"dim": [{"size": size} for size in sizes]})
-        return dataclasses.replace(made, shape=tensor.shape)
+        checked = builder("EnsureShape", tensor, shape={"dim": [{"size": size} for size in sizes]})
+        return dataclasses.replace(checked, shape=tensor.shape)
 
     def _checks(
-        self, pairs: Sequence[tuple[Any, Any, str]], taken: dict[int, Output]
+        self, pairs: Sequence[tuple[Any, Any, str]], tensors: dict[int, Output]
     ) -> dict[int, Output]:
         """Lets a call fail whose arrays have sizes that do not fit each other, or constraints."""
         if not self.names:
-            return taken
+            return tensors
         builder, sizes = self._builder, self._builder.sizes
         checks = [builder.check("Equal", text, *pair) for *pair, text in pairs]
-        for text in constraints(self.structs[place] for place in self.names):
+        for text in constraints(self.structs[index] for index in self.names):
             left, relation, right = dimensions.sides(text)
             both = sizes.of(left), sizes.of(right)
             checks.append(builder.check(_RELATIONS[relation], f"sizes: not {text}", *both))
         jaxpr = self.program.jaxpr
         read = uses(jaxpr)
         used = {p for variable, p in zip(jaxpr.invars, self.operands) if read[variable]}
-        checks += [taken[place].name.split(":")[0] for place in self.names.keys() - used]
+        checks += [tensors[index].name.split(":")[0] for index in self.names.keys() - used]
         if not checks:
-            return taken
-        return {p: builder.after(checks, x) if p in self.names else x for p, x in taken.items()}
+            return tensors
+        return {p: builder.after(checks, x) if p in self.names else x for p, x in tensors.items()}
 
-    def _with_rows(self, taken: dict[int, Output]) -> dict[int, Output]:
+    def _with_rows(self, tensors: dict[int, Output]) -> dict[int, Output]:
         """Lets calls with an empty batch compute one row, which no result has.
 
         In TensorFlow 2.21, a convolution of no images has the shape of the images (oneDNN).
         """
         if "conv_general_dilated" not in jaxpr_primitives(self.program.program):
-            return taken
+            return tensors
         builder, sizes = self._builder, self._builder.sizes
-        shapes = [list(map(str, x.shape)) for x in taken.values()]
+        shapes = [list(map(str, x.shape)) for x in tensors.values()]
         results = [set(map(str, each.shape)) for each in self.results]
         every = {size for shape in shapes for size in shape}
         for name in filter(str.isidentifier, sorted(every)):
@@ -212,13 +212,13 @@ class _GraphWriter:
             sizes.replace(name, builder("AddV2", count, more))
             self._rows[name] = count
             zero = builder.tensor(0)
-            for (place, x), shape in zip(taken.items(), shapes):
+            for (index, x), shape in zip(tensors.items(), shapes):
                 if name in shape:
                     ends = [end for size in shape for end in (zero, more if size == name else zero)]
                     edges = builder("Reshape", builder("Pack", ends), [-1, 2])
                     wide = builder("PadV2", x, edges, np.zeros((), x.dtype))
-                    taken[place] = builder.shaped(wide, x.shape)
-        return taken
+                    tensors[index] = builder.shaped(wide, x.shape)
+        return tensors
 
     def _without_rows(self, x: Output) -> Output:
         """A result without the rows that `_with_rows` added."""
@@ -231,9 +231,9 @@ class _GraphWriter:
         begin, step = [0] * x.rank, [1] * x.rank
         return builder("StridedSlice", x, begin, ends, step, end_mask=mask)
 
-    def _parts(self, place: int, tensor: Output | None) -> list[Any]:
+    def _parts(self, index: int, tensor: Output | None) -> list[Any]:
         """The operands of the program for one of the function: of real numbers, and words."""
-        struct = self.structs[place]
+        struct = self.structs[index]
         is_complex = not is_key(struct.dtype) and np.dtype(struct.dtype).kind == "c"
         if tensor is None:  # which nothing reads
             return [None] * (1 + is_complex)
@@ -242,7 +242,7 @@ class _GraphWriter:
             parts = (self._builder(each, tensor, Tout=half) for each in ("Real", "Imag"))
             return [dataclasses.replace(each, shape=tensor.shape) for each in parts]
         if not is_key(struct.dtype) and tensor.dtype != np.dtype(struct.dtype):
-            of = self.names.get(place, "a weight")
+            of = self.names.get(index, "a weight")
             raise NotInTargetError(f"arrays of {np.dtype(struct.dtype).name}, as {of}")
         return [tensor]
 
@@ -255,8 +255,8 @@ class _GraphWriter:
         return self._builder("Complex", one, other, Tout=np.dtype(struct.dtype))
 
     def _constant(self, value: Any) -> Output:
-        if (place := self.held.get(id(value))) is not None:
-            return self._operands[place]
+        if (index := self.held.get(id(value))) is not None:
+            return self._operands[index]
         return self._builder.literal(getattr(value, "val", value))
 
     def _by_rule(
@@ -264,13 +264,13 @@ class _GraphWriter:
     ) -> list[Output] | None:
         builder, results = self._builder, [variable.aval for variable in equation.outvars]
         outside = builder.operation, builder.results
-        builder.operation, told = kept.operation(equation)
+        builder.operation, params = kept.operation(equation)
         builder.results = results
-        made = rule.function(builder, *operands, **told)
+        outputs = rule.function(builder, *operands, **params)
         builder.operation, builder.results = outside
-        if made is None:
+        if outputs is None:
             return None
-        several = made if isinstance(made, (list, tuple)) else [made]
+        several = outputs if isinstance(outputs, (list, tuple)) else [outputs]
         return [_as(x, result) for x, result in zip(several, results, strict=True)]
 
 

@@ -37,8 +37,8 @@ class TensorSizes(GraphSizes):
             if not is_number(size)
         ]
         self._variables = dimensions.solve_each([each[1:] for each in sizes], self._calculated)
-        given = ((read(), self.of(text), f"{at} is not {text}") for at, text, read in sizes)
-        return [each for each in given if each[0] is not each[1]]
+        checks = ((read(), self.of(text), f"{at} is not {text}") for at, text, read in sizes)
+        return [each for each in checks if each[0] is not each[1]]
 
     def replace(self, variable: str, value: Any) -> None:
         """Gives a variable another value, for all sizes that are computed from now on."""

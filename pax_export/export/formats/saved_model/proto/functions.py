@@ -87,13 +87,13 @@ def _signature_modules(signature: Signature) -> list[_SignatureModule]:
     forward, gradients = signature.forward, signature.gradients
     if forward.lowered.differentiates:  # in TensorFlow, operation by operation
         gradients = ()
-    variables = [Operand("variable", place) for place in forward.variables]
-    inputs = [Operand("input", place) for place in range(len(signature.input_names))]
-    every = [*variables, *inputs, *(Operand("variable", place) for place in forward.constants)]
+    variables = [Operand("variable", index) for index in forward.variables]
+    inputs = [Operand("input", index) for index in range(len(signature.input_names))]
+    every = [*variables, *inputs, *(Operand("variable", index) for index in forward.constants)]
     spaces = [every]
     for order, gradient in enumerate(gradients, 1):
-        every = [*every, *(Operand("cotangent", place, order) for place in gradient.of)]
-        every += [Operand("variable", place) for place in gradient.call.constants]
+        every = [*every, *(Operand("cotangent", index, order) for index in gradient.of)]
+        every += [Operand("variable", index) for index in gradient.call.constants]
         spaces.append(every)
     modules: list[_SignatureModule] = []
     needed: dict[Operand, None] = {}
@@ -117,20 +117,20 @@ def write_initializer(
 
     TensorFlow calls functions that belong to a resource; this resource is empty.
     """
-    made, scalar = Body(library["function"], "__create_initializer"), shape([])
-    made.node("resource", "VarHandleOp", [], dtype=Dtype(schemas.FLOAT), shape=scalar)
-    made.result("resource", "resource:resource:0", Spec(RESOURCE, scalar))
+    creator, scalar = Body(library["function"], "__create_initializer"), shape([])
+    creator.node("resource", "VarHandleOp", [], dtype=Dtype(schemas.FLOAT), shape=scalar)
+    creator.result("resource", "resource:resource:0", Spec(RESOURCE, scalar))
     body = Body(library["function"], "__initialize")
-    captured = [Operand("variable", place) for place in (*call.variables, *store.computed)]
+    captured = [Operand("variable", index) for index in (*call.variables, *store.computed)]
     specs = {each: Spec.of(store.variables[each.place].value) for each in captured}
     for each in captured:
         body.resource(_resource_name(each), specs[each])
-    kept = [captured[index] for index in call.lowered.used]
-    tensors = [_add_read(body, each, specs[each]) for each in kept]
-    results = _run_module(body, call.lowered, tensors, [specs[each].dtype for each in kept])
-    for place, result in zip(store.computed, results):
-        given, dtype = [f"resource_{place}", result], specs[Operand("variable", place)].dtype
-        body.effect(f"assign_{place}", "AssignVariableOp", given, dtype=dtype)
+    operands = [captured[index] for index in call.lowered.used]
+    tensors = [_add_read(body, each, specs[each]) for each in operands]
+    results = _run_module(body, call.lowered, tensors, [specs[each].dtype for each in operands])
+    for index, result in zip(store.computed, results):
+        inputs, dtype = [f"resource_{index}", result], specs[Operand("variable", index)].dtype
+        body.effect(f"assign_{index}", "AssignVariableOp", inputs, dtype=dtype)
     return (
         GraphFunction("__initialize", {}, {}, tuple(captured)),
         GraphFunction(
@@ -140,14 +140,14 @@ def write_initializer(
 
 
 def _add_read(body: Body, operand: Operand, spec: Spec) -> str:
-    dtype, given = spec.dtype, [_resource_name(operand)]
-    body.node(operand.name, "ReadVariableOp", given, dtype=dtype, _output_shapes=[spec.shape])
+    dtype, inputs = spec.dtype, [_resource_name(operand)]
+    body.node(operand.name, "ReadVariableOp", inputs, dtype=dtype, _output_shapes=[spec.shape])
     return f"{operand.name}:value:0"
 
 
-def _run_module(body: Body, lowered: Lowered, given: list[str], dtypes: list[Dtype]) -> list[str]:
+def _run_module(body: Body, lowered: Lowered, tensors: list[str], dtypes: list[Dtype]) -> list[str]:
     if lowered.graph is not None:
-        return lowered.graph.write(body, given)
+        return lowered.graph.write(body, tensors)
     results = list(map(Spec.of, lowered.results))
     # A module for several platforms takes the index of the current one.
     platforms = lowered.platforms[: 1 if lowered.neutral else None]
@@ -155,7 +155,7 @@ def _run_module(body: Body, lowered: Lowered, given: list[str], dtypes: list[Dty
     body.node(
         "call",
         "XlaCallModule",
-        given,
+        tensors,
         Tin=dtypes,
         version=CALLING_CONVENTION,
         module=lowered.portable.module,
@@ -164,7 +164,7 @@ def _run_module(body: Body, lowered: Lowered, given: list[str], dtypes: list[Dty
         platforms=[name.upper().encode() for name in platforms],
         disabled_checks=[b"platform"] if unchecked else [],
     )
-    return [f"call:output:{place}" for place in range(len(lowered.results))]
+    return [f"call:output:{index}" for index in range(len(lowered.results))]
 
 
 class SignatureWriter:
@@ -198,35 +198,39 @@ class SignatureWriter:
         # TensorFlow sorts arguments by keyword, and results by name.
         inputs = [(name, Operand("input", i)) for i, name in enumerate(signature.input_names)]
         inputs.sort(key=lambda each: tensorflow_keyword(each[0]))
-        outputs = sorted((name, place) for place, name in enumerate(signature.output_names))
+        outputs = sorted((name, index) for index, name in enumerate(signature.output_names))
         tensors = {operand: operand.name for _, operand in inputs}
         for operand in tensors:
             body.argument(operand.name, self._spec_of(operand))
         read = {each for each in self._modules[0].needed if each.kind == "variable"}
-        captured = sorted(read.union(Operand("variable", place) for place in signature.assigned))
+        captured = sorted(read.union(Operand("variable", index) for index in signature.assigned))
         for operand in captured:
             body.resource(_resource_name(operand), self._spec_of(operand))
         tensors |= {
             each: _add_read(body, each, self._spec_of(each)) for each in captured if each in read
         }
         results = self._call_module(body, 0, tensors)
-        for place, value in zip(signature.assigned, results[len(outputs) :]):
-            self._assign(body, Operand("variable", place), value, read)
-        for _, place in outputs:
-            body.result(f"output_{place}", results[place], self._result_spec(0, place))
+        for index, value in zip(signature.assigned, results[len(outputs) :]):
+            self._assign(body, Operand("variable", index), value, read)
+        for _, index in outputs:
+            body.result(f"output_{index}", results[index], self._result_spec(0, index))
         return GraphFunction(
             self._names[0],
             {name: self._spec_of(operand) for name, operand in inputs},
-            {name: self._result_spec(0, place) for name, place in outputs},
+            {name: self._result_spec(0, index) for name, index in outputs},
             tuple(captured),
             by_keyword=True,
         )
 
     def _assign(self, body: Body, operand: Operand, value: str, read: set[Operand]) -> None:
         """Gives a variable a new value, after the old one was read."""
-        given = [_resource_name(operand), value, *([f"^{operand.name}"] if operand in read else [])]
+        inputs = [
+            _resource_name(operand),
+            value,
+            *([f"^{operand.name}"] if operand in read else []),
+        ]
         name, dtype = f"assign_{operand.place}", self._spec_of(operand).dtype
-        body.effect(name, "AssignVariableOp", given, dtype=dtype)
+        body.effect(name, "AssignVariableOp", inputs, dtype=dtype)
 
     def _plain_gradient(self, order: int) -> GraphFunction:
         """Runs the module of a gradient; takes all that is needed for it and for those after it."""
@@ -235,9 +239,9 @@ class SignatureWriter:
         for operand in tensors:
             body.argument(operand.name, self._spec_of(operand))
         results: dict[str, Any] = {}
-        for place, tensor in enumerate(self._call_module(body, order, tensors)):
-            result = f"gradient_{place}"
-            results[result] = self._result_spec(order, place)
+        for index, tensor in enumerate(self._call_module(body, order, tensors)):
+            result = f"gradient_{index}"
+            results[result] = self._result_spec(order, index)
             body.result(result, tensor, results[result])
         arguments = {each.name: self._spec_of(each) for each in tensors}
         return GraphFunction(name, arguments, results, (), kept=bool(module.wrt))
@@ -245,18 +249,18 @@ class SignatureWriter:
     def _gradient(self, order: int, plain: GraphFunction, before: GraphFunction) -> GraphFunction:
         """Takes cotangents, and returns gradients, for all outputs of the module before."""
         module, body = self._modules[order - 1], Body(self._functions, self._names[order])
-        given = [Operand("cotangent", place, order) for place in module.of]
-        given += [Operand("passed", place, order) for place in range(len(module.wrt))]
-        captured = [each for each in self._modules[order].needed if each not in given]
-        for operand in (*given, *captured):
+        arguments = [Operand("cotangent", index, order) for index in module.of]
+        arguments += [Operand("passed", index, order) for index in range(len(module.wrt))]
+        captured = [each for each in self._modules[order].needed if each not in arguments]
+        for operand in (*arguments, *captured):
             body.argument(operand.name, self._spec_of(operand))
         body.call("gradient", plain.name, plain.arguments, plain.results.values())
-        for place, (name, spec) in enumerate(plain.results.items()):
-            body.result(name, f"gradient:output:{place}", spec)
+        for index, (name, spec) in enumerate(plain.results.items()):
+            body.result(name, f"gradient:output:{index}", spec)
         return GraphFunction(
             self._names[order],
-            {operand.name: self._spec_of(operand) for operand in given},
-            {**{f"none_{place}": None for place in module.of}, **plain.results},
+            {operand.name: self._spec_of(operand) for operand in arguments},
+            {**{f"none_{index}": None for index in module.of}, **plain.results},
             tuple(captured),
             captured_from=before.name,
         )
@@ -264,30 +268,30 @@ class SignatureWriter:
     def _call_module(self, body: Body, order: int, tensors: dict[Operand, str]) -> list[str]:
         """Runs a module.  Its results can be differentiated, or raise the reason why not."""
         module = self._modules[order]
-        given = [tensors[operand] for operand in module.operands]
+        inputs = [tensors[operand] for operand in module.operands]
         dtypes = [self._spec_of(operand).dtype for operand in module.operands]
-        results = _run_module(body, module.lowered, given, dtypes)
+        results = _run_module(body, module.lowered, inputs, dtypes)
         if module.lowered.differentiates:
             return results
         if order + 1 == len(self._modules):
-            return [self._last(body, order, place, name) for place, name in enumerate(results)]
-        dtypes = [self._result_spec(order, place).dtype for place in module.of]
+            return [self._last(body, order, index, name) for index, name in enumerate(results)]
+        dtypes = [self._result_spec(order, index).dtype for index in module.of]
         dtypes += [self._spec_of(operand).dtype for operand in module.wrt]
-        given = [*(results[place] for place in module.of), *(tensors[each] for each in module.wrt)]
+        inputs = [*(results[index] for index in module.of), *(tensors[each] for each in module.wrt)]
         function = self._names[order + 1]
         kind = f"{function}_type"
-        body.node("differentiable", "IdentityN", given, T=dtypes, _gradient_op_type=kind.encode())
+        body.node("differentiable", "IdentityN", inputs, T=dtypes, _gradient_op_type=kind.encode())
         self._gradients.append({"registered_op_type": kind, "gradient_func": function})
-        for number, place in enumerate(module.of):
-            results[place] = f"differentiable:output:{number}"
+        for number, index in enumerate(module.of):
+            results[index] = f"differentiable:output:{number}"
         return results
 
-    def _last(self, body: Body, order: int, place: int, tensor: str) -> str:
+    def _last(self, body: Body, order: int, index: int, tensor: str) -> str:
         """A result without a gradient: asking for one raises an error with advice."""
-        struct = self._modules[order].lowered.results[place]
+        struct = self._modules[order].lowered.results[index]
         if not is_inexact(np.dtype(struct.dtype)):
             return tensor
-        name, message = f"last_{place}", _NO_GRADIENT[order].encode()
+        name, message = f"last_{index}", _NO_GRADIENT[order].encode()
         body.node(name, "PreventGradient", [tensor], T=Spec.of(struct).dtype, message=message)
         return f"{name}:output:0"
 
@@ -301,8 +305,8 @@ class SignatureWriter:
         # A zero, which TensorFlow makes once if it has no shape.
         return Spec(self._spec_of(self._modules[operand.order - 1].wrt[operand.place]).dtype, ANY)
 
-    def _result_spec(self, order: int, place: int) -> Spec:
-        return Spec.of(self._modules[order].lowered.results[place])
+    def _result_spec(self, order: int, index: int) -> Spec:
+        return Spec.of(self._modules[order].lowered.results[index])
 
 
 def _resource_name(operand: Operand) -> str:

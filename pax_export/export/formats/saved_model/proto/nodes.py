@@ -106,13 +106,13 @@ def add_call(
     nodes: list[Message],
     name: str,
     function: str,
-    given: Mapping[str, Dtype],
+    operands: Mapping[str, Dtype],
     results: Iterable[Dtype],
 ) -> None:
-    """Adds a call of a function; `given` are dtypes by tensors."""
+    """Adds a call of a function; `operands` are dtypes by tensors."""
     node = add_node(
-        nodes, name, "StatefulPartitionedCall", list(given),
-        Tin=list(given.values()), Tout=list(results),
+        nodes, name, "StatefulPartitionedCall", list(operands),
+        Tin=list(operands.values()), Tout=list(results),
     )  # fmt: skip
     node["attr"]["f"] = {"func": {"name": function}}
 
@@ -133,10 +133,10 @@ class Body:
         library.append(self._function)
 
     def argument(self, name: str, spec: Spec) -> None:
-        place = len(self._signature["input_arg"])
+        index = len(self._signature["input_arg"])
         self._signature["input_arg"].append({"name": name, "type": spec.dtype})
         attributes = {"_output_shapes": _encode_attribute([spec.shape])}
-        self._function["arg_attr"][place] = {"attr": attributes}
+        self._function["arg_attr"][index] = {"attr": attributes}
 
     def resource(self, name: str, spec: Spec) -> None:
         argument = {"name": name, "type": RESOURCE, "handle_data": [spec._asdict()]}
@@ -161,13 +161,13 @@ class Body:
             inside = [_with_functions_of(self._name, node) for node in each["node_def"]]
             self._library.append({**each, "signature": signature, "node_def": inside})
         for node in nodes:
-            given = [tensors.get(each, each) for each in node["input"]]
-            self._nodes.append({**_with_functions_of(self._name, node), "input": given})
+            inputs = [tensors.get(each, each) for each in node["input"]]
+            self._nodes.append({**_with_functions_of(self._name, node), "input": inputs})
 
     def call(
-        self, name: str, function: str, given: Mapping[str, Spec], results: Iterable[Spec]
+        self, name: str, function: str, operands: Mapping[str, Spec], results: Iterable[Spec]
     ) -> None:
-        dtypes = {tensor: spec.dtype for tensor, spec in given.items()}
+        dtypes = {tensor: spec.dtype for tensor, spec in operands.items()}
         add_call(self._nodes, name, function, dtypes, [spec.dtype for spec in results])
 
     def effect(

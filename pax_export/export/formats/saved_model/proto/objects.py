@@ -50,33 +50,33 @@ def saved_objects(
     `signatures` are results of `SignatureWriter`, `initializer` that of `write_initializer`.
     """
     first = 6 + bool(initializer)  # after the root and its children
-    every = {each.name: first + place for place, each in enumerate(variables)}
+    every = {each.name: first + index for index, each in enumerate(variables)}
     computed = {each.name: every[each.name] for each in variables if each.computed_from is not None}
     by_name = {name: number for name, number in every.items() if name not in computed}
     numbers = list(by_name.values())
     trainable = [every[each.name] for each in variables if each.trainable]
     after = first + len(variables)
-    keys = {key: after + place for place, key in enumerate(sorted(signatures))}
-    kept = {key: each for key in keys for each in signatures[key] if each.kept}
+    keys = {key: after + index for index, key in enumerate(sorted(signatures))}
+    gradients = {key: each for key in keys for each in signatures[key] if each.kept}
     after += len(keys)
     parts = {
         "leaves": (_DICT, by_name),
         "variables": (_LIST, _number_children(numbers)),
         "trainable_variables": (_LIST, _number_children(trainable)),
         "signatures": (_SIGNATURES, keys),
-        "gradients": (_DICT, {key: after + place for place, key in enumerate(kept)}),
+        "gradients": (_DICT, {key: after + index for index, key in enumerate(gradients)}),
     }
     names = [*parts, *["initializer"] * bool(initializer)]
-    nodes = [_user_object(_ROOT, {name: place for place, name in enumerate(names, 1)})]
+    nodes = [_user_object(_ROOT, {name: number for number, name in enumerate(names, 1)})]
     nodes += (_user_object(kind, children) for kind, children in parts.values())
     if initializer:
-        after += len(kept)
+        after += len(gradients)
         own = {"_initialize": after, "_create_resource": after + 1}
         nodes.append({"resource": {}, "children": _children(computed | own)})
     for each in variables:
         about = {"name": each.name, "trainable": each.trainable}
         nodes.append({"variable": {**Spec.of(each.value)._asdict(), **about}})
-    for function in (*(signatures[key][0] for key in keys), *kept.values(), *initializer):
+    for function in (*(signatures[key][0] for key in keys), *gradients.values(), *initializer):
         # Signatures with several inputs have no order, as in TensorFlow's own files.
         positional = len(function.arguments)
         bare = {
@@ -99,18 +99,18 @@ def tracked_objects(variables: Sequence[Variable], objects: Message) -> bytes:
     for node in objects["nodes"]:
         if "captured_tensor" in node:
             continue
-        made: Message = {"children": node.get("children"), "has_checkpoint_values": {}}
+        tracked: Message = {"children": node.get("children"), "has_checkpoint_values": {}}
         variable = next(saved) if "variable" in node else None
         if variable is not None and variable.computed_from is None:
             about = {"name": "VARIABLE_VALUE", "full_name": variable.name}
-            made["attributes"] = [{**about, "checkpoint_key": checkpoint_key(variable.name)}]
-            made["has_checkpoint_values"] = {"value": True}
-        nodes.append(made)
+            tracked["attributes"] = [{**about, "checkpoint_key": checkpoint_key(variable.name)}]
+            tracked["has_checkpoint_values"] = {"value": True}
+        nodes.append(tracked)
     return schemas.TRACKED_OBJECTS.encode({"nodes": nodes})
 
 
 def _number_children(numbers: Iterable[int]) -> dict[str, int]:
-    return {str(place): number for place, number in enumerate(numbers)}
+    return {str(index): number for index, number in enumerate(numbers)}
 
 
 def _user_object(kind: str, children: Mapping[str, int]) -> Message:
@@ -128,13 +128,13 @@ def _children(numbers: Mapping[str, int]) -> list[Message]:
 def _concrete_function(nodes: list[Message], function: GraphFunction, first: int) -> Message:
     """Returns the call specification of a function, and the numbers of its captures."""
     captured = [_captured(nodes, function, operand, first) for operand in function.captured]
-    given = {name: _structured_value(name, spec) for name, spec in function.arguments.items()}
+    inputs = {name: _structured_value(name, spec) for name, spec in function.arguments.items()}
     found = {name: _structured_value(name, spec) for name, spec in function.results.items()}
     if function.by_keyword:
-        positional, keyword = [], given
+        positional, keyword = [], inputs
         results = {"dict_value": {"fields": found}}
     else:
-        positional, keyword = list(given.values()), {}
+        positional, keyword = list(inputs.values()), {}
         results = {"list_value": {"values": list(found.values())}}
     if function.gives_one:
         (results,) = found.values()
@@ -179,8 +179,8 @@ def meta_graph(
     """
     nodes: list[Message] = []
     specs = [Spec.of(each.value) for each in variables]
-    for place, spec in enumerate(specs):
-        name = _handle_name(place)  # the TFLite converter looks for the node by its shared name
+    for index, spec in enumerate(specs):
+        name = _handle_name(index)  # the TFLite converter looks for the node by its shared name
         add_node(nodes, name, "VarHandleOp", **spec._asdict(), shared_name=name.encode())
     calls = {}
     names = [f"{_CALL}_{number}" if number else _CALL for number in range(len(signatures))]
@@ -189,11 +189,11 @@ def meta_graph(
     distinct = legal_names([*names, *(f"{key}_{each}" for key, each in arguments)])[len(names) :]
     placeholders = dict(zip(arguments, distinct))
     for name, (key, functions) in zip(names, signatures.items()):
-        given = {each: placeholders[key, each] for each in functions[0].arguments}
-        calls[key] = _add_signature(nodes, given, name, functions[0])
+        operands = {each: placeholders[key, each] for each in functions[0].arguments}
+        calls[key] = _add_signature(nodes, operands, name, functions[0])
     for function in initializer[:1]:
-        given = {_handle_name(operand.place): RESOURCE for operand in function.captured}
-        add_call(nodes, "initialize", function.name, given, [])
+        operands = {_handle_name(operand.place): RESOURCE for operand in function.captured}
+        add_call(nodes, "initialize", function.name, operands, [])
         calls[_INITIALIZE] = {"outputs": {_INITIALIZE: {"name": "initialize", "tensor_shape": ANY}}}
     saver = _add_saver(nodes, variables, specs)
     versions = {"producer": schemas.GRAPH_VERSION}
@@ -209,25 +209,25 @@ def meta_graph(
     }
 
 
-def _handle_name(place: int) -> str:
-    return f"variables/{place}"
+def _handle_name(index: int) -> str:
+    return f"variables/{index}"
 
 
 def _add_signature(
     nodes: list[Message], placeholders: Mapping[str, str], name: str, function: GraphFunction
 ) -> Message:
     """Adds a call; returns the message of the signature."""
-    inputs, outputs, given = {}, {}, {}
+    inputs, outputs, operands = {}, {}, {}
     for argument, spec in function.arguments.items():
         placeholder = placeholders[argument]
         add_node(nodes, placeholder, "Placeholder", **spec._asdict())
         inputs[argument] = _tensor_info(f"{placeholder}:0", spec)
-        given[placeholder] = spec.dtype
-    given |= {_handle_name(operand.place): RESOURCE for operand in function.captured}
+        operands[placeholder] = spec.dtype
+    operands |= {_handle_name(operand.place): RESOURCE for operand in function.captured}
     dtypes = [spec.dtype for spec in function.results.values()]
-    add_call(nodes, name, function.name, given, dtypes)
-    for place, (result, spec) in enumerate(function.results.items()):
-        outputs[result] = _tensor_info(f"{name}:{place}", spec)
+    add_call(nodes, name, function.name, operands, dtypes)
+    for index, (result, spec) in enumerate(function.results.items()):
+        outputs[result] = _tensor_info(f"{name}:{index}", spec)
     return {"inputs": inputs, "outputs": outputs, "method_name": "tensorflow/serving/predict"}
 
 
@@ -239,24 +239,24 @@ def _add_saver(
     nodes: list[Message], variables: Sequence[Variable], specs: Sequence[Spec]
 ) -> Message:
     """Adds operations that restore variables from a checkpoint, and save them."""
-    places = [place for place, each in enumerate(variables) if each.computed_from is None]
-    keys = [checkpoint_key(variables[place].name) for place in places]
-    dtypes = [specs[place].dtype for place in places]
+    indices = [index for index, each in enumerate(variables) if each.computed_from is None]
+    keys = [checkpoint_key(variables[index].name) for index in indices]
+    dtypes = [specs[index].dtype for index in indices]
     add_node(nodes, "saver/file", "Placeholder", dtype=STRING, shape=shape([]))
     written = []
-    if places:  # no kernel saves or restores nothing
+    if indices:  # no kernel saves or restores nothing
         _add_texts(nodes, "saver/names", keys)
         _add_texts(nodes, "saver/whole", [""] * len(keys))
-        given = ["saver/file", "saver/names", "saver/whole"]
-        add_node(nodes, "saver/values", "RestoreV2", given, dtypes=dtypes)
-        reads = [f"saver/read/{place}" for place in places]
-        add_node(nodes, "saver/write", "SaveV2", [*given, *reads], dtypes=dtypes)
+        inputs = ["saver/file", "saver/names", "saver/whole"]
+        add_node(nodes, "saver/values", "RestoreV2", inputs, dtypes=dtypes)
+        reads = [f"saver/read/{index}" for index in indices]
+        add_node(nodes, "saver/write", "SaveV2", [*inputs, *reads], dtypes=dtypes)
         written = ["^saver/write"]
-    for number, (place, dtype) in enumerate(zip(places, dtypes)):
-        value = [_handle_name(place), f"saver/values:{number}"]
-        add_node(nodes, f"saver/restore/{place}", "AssignVariableOp", value, dtype=dtype)
-        add_node(nodes, f"saver/read/{place}", "ReadVariableOp", [_handle_name(place)], dtype=dtype)
-    add_node(nodes, "saver/restore", "NoOp", [f"^saver/restore/{place}" for place in places])
+    for number, (index, dtype) in enumerate(zip(indices, dtypes)):
+        value = [_handle_name(index), f"saver/values:{number}"]
+        add_node(nodes, f"saver/restore/{index}", "AssignVariableOp", value, dtype=dtype)
+        add_node(nodes, f"saver/read/{index}", "ReadVariableOp", [_handle_name(index)], dtype=dtype)
+    add_node(nodes, "saver/restore", "NoOp", [f"^saver/restore/{index}" for index in indices])
     add_node(nodes, "saver/save", "Identity", ["saver/file", *written], T=STRING)
     return {
         "filename_tensor_name": "saver/file:0",

@@ -63,8 +63,8 @@ def add(builder: NodeBuilder, x: Output, y: Output, **_: object) -> Output:
             *rest, size = bias.shape
             if is_number(size) and size == one.shape[-1] > 1 and all(same_size(n, 1) for n in rest):
                 product = builder.reshaped(one, size)  # beside it, they are fused
-                made = builder("BiasAdd", product, builder.reshape(bias, [size]))
-                return builder.reshape(builder.shaped(made, product.shape), one.shape)
+                total = builder("BiasAdd", product, builder.reshape(bias, [size]))
+                return builder.reshape(builder.shaped(total, product.shape), one.shape)
     return builder("AddV2", *builder.spread(x, y))
 
 
@@ -78,12 +78,12 @@ def _extreme(operator: str) -> Callable:
     def apply(builder: NodeBuilder, x: Output, y: Output, **_: object) -> Output:
         """The mean of both orders if it is differentiated: of equal numbers, each has one half."""
         left, right = builder.spread(x, y)
-        made = builder(operator, left, right)
+        extreme = builder(operator, left, right)
         if not (builder.differentiable and x.is_float):
-            return made
+            return extreme
         half = builder.like(0.5, x)
         other = builder("Mul", builder(operator, right, left), half)
-        return builder("AddV2", builder("Mul", made, half), other)
+        return builder("AddV2", builder("Mul", extreme, half), other)
 
     return apply
 
@@ -148,10 +148,10 @@ def _whole(builder: NodeBuilder, x: Output, y: Output, of: Output) -> tuple[Outp
     by_minus = builder("Equal", y, minus) if is_signed else None
     bad = builder("LogicalOr", by_zero, by_minus) if by_minus is not None else by_zero
     safe = builder("SelectV2", bad, builder.like(1, of), y)
-    made = builder("TruncateDiv", x, safe)
+    quotient = builder("TruncateDiv", x, safe)
     if by_minus is not None:  # the processor has no quotient of the least number
-        made = builder("SelectV2", by_minus, builder("Neg", x), made)
-    return builder("SelectV2", by_zero, minus, made), by_zero
+        quotient = builder("SelectV2", by_minus, builder("Neg", x), quotient)
+    return builder("SelectV2", by_zero, minus, quotient), by_zero
 
 
 # --- truth values and bits --------------------------------------------------
@@ -198,11 +198,11 @@ def _shift(operator: str, signed: bool | None = None) -> Callable:
                 least = builder("GreaterEqual", right, builder.like(0, y))
                 inside = builder("LogicalAnd", inside, least)
             right = builder("SelectV2", inside, right, last)
-        made = builder(operator, builder.cast(left, kind), builder.cast(right, kind))
-        made = builder.cast(made, x.dtype)
+        shifted = builder(operator, builder.cast(left, kind), builder.cast(right, kind))
+        shifted = builder.cast(shifted, x.dtype)
         if inside is None or signed:
-            return made
-        return builder("SelectV2", inside, made, builder.like(0, x))
+            return shifted
+        return builder("SelectV2", inside, shifted, builder.like(0, x))
 
     return apply
 

@@ -57,9 +57,9 @@ def branched(
             frame.results = list(branch())
         frames.append(frame)
     names, captured = builder.library(*frames)
-    told = {"Tin": _numbers(captured), "Tout": _numbers(results), **_IN_GRAPH}
-    told["branches"] = list(map(FunctionName, names))
-    return builder.add("StatelessCase", [which, *captured], results, **told)
+    attributes = {"Tin": _numbers(captured), "Tout": _numbers(results), **_IN_GRAPH}
+    attributes["branches"] = list(map(FunctionName, names))
+    return builder.add("StatelessCase", [which, *captured], results, **attributes)
 
 
 @rule("while", when=is_of_one)
@@ -86,23 +86,23 @@ def _loop(
     builder: NodeBuilder, state: Sequence[Any], results: Sequence[Any], going: Frame, turn: Frame
 ) -> list[Output]:
     names, captured = builder.library(going, turn, passes=[turn])
-    given = [*map(builder.tensor, state), *captured]
-    told: dict[str, Any] = dict(zip(("cond", "body"), map(FunctionName, names)))
-    ends = [*results, *given[len(results) :]]
+    operands = [*map(builder.tensor, state), *captured]
+    attributes: dict[str, Any] = dict(zip(("cond", "body"), map(FunctionName, names)))
+    ends = [*results, *operands[len(results) :]]
     shapes = [Spec.of(each).shape for each in ends]
-    told |= {"T": _numbers(given), "output_shapes": shapes, **_IN_GRAPH}
-    made = builder.add("StatelessWhile", given, ends, **told)
-    return made[: len(results)]
+    attributes |= {"T": _numbers(operands), "output_shapes": shapes, **_IN_GRAPH}
+    outputs = builder.add("StatelessWhile", operands, ends, **attributes)
+    return outputs[: len(results)]
 
 
 @rule("scan")
-def scan(builder: NodeBuilder, *operands: Output, **told: Any) -> list[Output]:
+def scan(builder: NodeBuilder, *operands: Output, **params: Any) -> list[Output]:
     """A loop over lists of tensors.
 
     First of its operands are the turn and their number, which TensorFlow's derivative reads.
     """
-    (consts, state, rows), results = scan_operands(told, operands), builder.results
-    length, reverse, count = told["length"], told["reverse"], len(state)
+    (consts, state, rows), results = scan_operands(params, operands), builder.results
+    length, reverse, count = params["length"], params["reverse"], len(state)
     size = builder.tensor(builder.sizes.of(length))
     stacks = results[count:]
     lists = [
@@ -110,25 +110,25 @@ def scan(builder: NodeBuilder, *operands: Output, **told: Any) -> list[Output]:
         for each in stacks
     ]
     shapes = [row.shape[1:] for row in rows]
-    taken = [builder("TensorListFromTensor", row, _known(row.shape[1:])) for row in rows]
+    row_lists = [builder("TensorListFromTensor", row, _known(row.shape[1:])) for row in rows]
     begun = [builder.tensor(0), size, *state, *lists]
     structs = [_INDEX, _INDEX, *results[:count], *(_Handle for _ in stacks)]
     with builder.function(structs) as going:
         going.results = [builder("Less", *going.arguments[:2])]
     with builder.function(structs) as turn:
         index, last, *carried = turn.arguments
-        place = builder("Sub", builder("Sub", last, 1), index) if reverse else index
+        position = builder("Sub", builder("Sub", last, 1), index) if reverse else index
         pieces = [
-            builder("TensorListGetItem", each, place, _known(shape), element_dtype=row.dtype)
-            for each, row, shape in zip(taken, rows, shapes)
+            builder("TensorListGetItem", each, position, _known(shape), element_dtype=row.dtype)
+            for each, row, shape in zip(row_lists, rows, shapes)
         ]
         pieces = list(map(builder.shaped, pieces, shapes))
-        made = builder.inline(told["jaxpr"], [*consts, *carried[:count], *pieces])
+        outputs = builder.inline(params["jaxpr"], [*consts, *carried[:count], *pieces])
         stored = [
-            builder("TensorListSetItem", handle, place, each)
-            for handle, each in zip(carried[count:], made[count:])
+            builder("TensorListSetItem", handle, position, each)
+            for handle, each in zip(carried[count:], outputs[count:])
         ]
-        turn.results = [builder("AddV2", index, 1), last, *made[:count], *stored]
+        turn.results = [builder("AddV2", index, 1), last, *outputs[:count], *stored]
     found = _loop(builder, begun, structs, going, turn)[2:]
     for at, each in enumerate(stacks, count):
         sizes = builder.sizes.shape(each.shape[1:])

@@ -51,9 +51,9 @@ def _whole(builder: NodeBuilder, x: Output, dtype: np.dtype) -> Output:
     safe = builder("SelectV2", builder("IsNan", x), builder.like(0, x), x)
     over = builder("Greater", safe, nearest)
     safe = builder("Maximum", builder("Minimum", safe, np.asarray(nearest)), builder.like(low, x))
-    made = builder.cast(safe, dtype)
-    made = builder("SelectV2", over, np.asarray(limits.max, dtype), made)
-    return dataclasses.replace(made, shape=shape)
+    converted = builder.cast(safe, dtype)
+    converted = builder("SelectV2", over, np.asarray(limits.max, dtype), converted)
+    return dataclasses.replace(converted, shape=shape)
 
 
 @rule("bitcast_convert_type")
@@ -79,8 +79,8 @@ def reduce_precision(
         return builder.cast(builder.cast(x, jax.numpy.bfloat16), x.dtype)
     if (exponent_bits, mantissa_bits) == (5, 10):
         # Results below the smallest normal number are 0, as the operation specifies.
-        made = builder.cast(builder.cast(x, np.float16), x.dtype)
+        rounded = builder.cast(builder.cast(x, np.float16), x.dtype)
         least = builder.like(np.finfo(np.float16).tiny, x)
-        small = builder("Less", builder("Abs", made), least)
-        return builder("SelectV2", small, builder("Mul", made, builder.like(0, x)), made)
+        small = builder("Less", builder("Abs", rounded), least)
+        return builder("SelectV2", small, builder("Mul", rounded, builder.like(0, x)), rounded)
     raise NotInTargetError(f"to {exponent_bits} and {mantissa_bits} bits")

@@ -44,21 +44,21 @@ def conv_general_dilated(
 ) -> Output:
     lhs, rhs, out = dimension_numbers
     (result,) = builder.results
-    given = builder.cast(x, np.float32), builder.cast(kernel, np.float32)
-    left = builder.transpose(given[0], [lhs[0], *lhs[2:], lhs[1]])
-    right = builder.transpose(given[1], [*rhs[2:], rhs[1], rhs[0]])
+    operands = builder.cast(x, np.float32), builder.cast(kernel, np.float32)
+    left = builder.transpose(operands[0], [lhs[0], *lhs[2:], lhs[1]])
+    right = builder.transpose(operands[1], [*rhs[2:], rhs[1], rhs[0]])
     window = _Window(list(window_strides), list(rhs_dilation), list(padding))
     if len(padding) == 1:  # as a row of an image
         left = builder.reshape(left, [left.shape[0], 1, *left.shape[1:]])
         right = builder.reshape(right, [1, *right.shape])
         window = _Window([1, *window.strides], [1, *window.gaps], [(0, 0), *window.padding])
-    made = _convolved(builder, left, right, window, int(feature_group_count))
+    output = _convolved(builder, left, right, window, int(feature_group_count))
     sizes = [result.shape[axis] for axis in (out[0], *out[2:], out[1])]
     if len(padding) == 1:
-        made = builder("Squeeze", made, squeeze_dims=[1])
-    made = dataclasses.replace(made, shape=tuple(sizes))
+        output = builder("Squeeze", output, squeeze_dims=[1])
+    output = dataclasses.replace(output, shape=tuple(sizes))
     back = np.argsort([out[0], *out[2:], out[1]])
-    return builder.cast(builder.transpose(made, [int(axis) for axis in back]), result.dtype)
+    return builder.cast(builder.transpose(output, [int(axis) for axis in back]), result.dtype)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,14 +69,14 @@ class _Window:
 
     def over(self, x: Output, taps: Sequence[int]) -> dict[str, Any]:
         """The attributes, with padding that is that of "SAME" as such, the fastest one."""
-        told = {"strides": [1, *self.strides, 1], "dilations": [1, *self.gaps, 1]}
+        attributes = {"strides": [1, *self.strides, 1], "dilations": [1, *self.gaps, 1]}
         each = zip(x.shape[1:-1], taps, self.strides, self.gaps, self.padding)
         if all(_is_same(*axis) for axis in each):
-            return told | {"padding": b"SAME"}
+            return attributes | {"padding": b"SAME"}
         ends = [int(end) for pair in self.padding for end in pair]
         if not any(ends):
-            return told | {"padding": b"VALID"}
-        return told | {"padding": b"EXPLICIT", "explicit_paddings": [0, 0, *ends, 0, 0]}
+            return attributes | {"padding": b"VALID"}
+        return attributes | {"padding": b"EXPLICIT", "explicit_paddings": [0, 0, *ends, 0, 0]}
 
 
 def _is_same(size: Size, taps: int, step: int, gap: int, ends: tuple[Any, Any]) -> bool:
@@ -94,19 +94,19 @@ def _convolved(
     builder: NodeBuilder, x: Output, kernel: Output, window: _Window, groups: int
 ) -> Output:
     *taps, deep, wide = kernel.shape
-    told = window.over(x, taps)
+    options = window.over(x, taps)
     is_plain = len(taps) == 2 and (groups == 1 or deep != 1 or len(set(window.strides)) != 1)
-    if not is_plain and told["padding"] == b"EXPLICIT":
+    if not is_plain and options["padding"] == b"EXPLICIT":
         # Others have no such padding; TensorFlow aborts if it fuses depthwise ones with it.
         ends = np.array([(0, 0), *window.padding, (0, 0)], np.int32)
-        x, told = builder("PadV2", x, ends, builder.like(0, x)), told | {"padding": b"VALID"}
-        del told["explicit_paddings"]
+        x, options = builder("PadV2", x, ends, builder.like(0, x)), options | {"padding": b"VALID"}
+        del options["explicit_paddings"]
     if len(taps) == 3:
-        return builder("Conv3D", x, kernel, **told)
+        return builder("Conv3D", x, kernel, **options)
     if is_plain:
-        return builder("Conv2D", x, kernel, **told)
+        return builder("Conv2D", x, kernel, **options)
     kernel = builder.reshape(kernel, [*taps, groups, wide // groups])
-    return builder("DepthwiseConv2dNative", x, kernel, **told)
+    return builder("DepthwiseConv2dNative", x, kernel, **options)
 
 
 # --- pools ------------------------------------------------------------------
@@ -114,8 +114,8 @@ def _convolved(
 
 def _is_pool(equation: Equation) -> bool:
     """Whether windows are those of a pool of images, with features last."""
-    told, rank = equation.params, equation.invars[0].aval.ndim
-    widths, steps = told["window_dimensions"], told["window_strides"]
+    params, rank = equation.params, equation.invars[0].aval.ndim
+    widths, steps = params["window_dimensions"], params["window_strides"]
     if rank != 4 or any(each != 1 for each in (widths[0], widths[3], steps[0], steps[3])):
         return False
     return is_plain_window(equation)
@@ -124,11 +124,11 @@ def _is_pool(equation: Equation) -> bool:
 @rule("reduce_window_max", when=_is_pool)
 def max_pool(builder: NodeBuilder, x: Output, **window: Any) -> Output:
     """NaN if an element is, which the operator passes over."""
-    made = _pooled(builder, "MaxPool", x, window, -np.inf)
+    largest = _pooled(builder, "MaxPool", x, window, -np.inf)
     is_bad = builder.cast(dataclasses.replace(builder("IsNan", x), shape=x.shape), x.dtype)
     bad = _pooled(builder, "MaxPool", is_bad, window, 0)
     flagged = builder("Greater", bad, builder.like(0, x))
-    return builder("SelectV2", flagged, builder.like(np.nan, x), made)
+    return builder("SelectV2", flagged, builder.like(np.nan, x), largest)
 
 
 @rule("reduce_window_sum", when=_is_pool)
@@ -140,11 +140,11 @@ def sum_pool(builder: NodeBuilder, x: Output, **window: Any) -> Output:
 def _pooled(
     builder: NodeBuilder, operator: str, x: Output, window: Mapping[str, Any], edge: float
 ) -> Output:
-    edges, told = window["padding"], {"padding": b"VALID"}
+    edges, attributes = window["padding"], {"padding": b"VALID"}
     if not all(is_number(end) for pair in edges for end in pair):
-        told = {"padding": b"SAME"}
+        attributes = {"padding": b"SAME"}
     elif any(map(any, edges)):
         x = builder("PadV2", x, np.array(edges, np.int32), builder.like(edge, x))
     sizes = {"ksize": window["window_dimensions"], "strides": window["window_strides"]}
-    told |= {name: list(map(int, each)) for name, each in sizes.items()}
-    return builder(operator, x, **told)
+    attributes |= {name: list(map(int, each)) for name, each in sizes.items()}
+    return builder(operator, x, **attributes)

@@ -22,11 +22,13 @@ def take_along(builder: NodeBuilder, x: Output, places: Output, *, axis: int) ->
     """By a batched gather, with the axis last."""
     axis %= x.rank
     order = [*(each for each in range(x.rank) if each != axis), axis]
-    given = [builder.transpose(each, order) for each in (x, places)]
+    operands = [builder.transpose(each, order) for each in (x, places)]
     last = np.array(x.rank - 1, np.int32)
-    made = builder("GatherV2", *given, last, batch_dims=x.rank - 1)
-    sizes = tuple(given[1].shape)
-    return builder.transpose(builder.shaped(made, sizes), [int(each) for each in np.argsort(order)])
+    gathered = builder("GatherV2", *operands, last, batch_dims=x.rank - 1)
+    sizes = tuple(operands[1].shape)
+    return builder.transpose(
+        builder.shaped(gathered, sizes), [int(each) for each in np.argsort(order)]
+    )
 
 
 _SCATTERS = {"set": "Update", "add": "Add", "max": "Max", "min": "Min"}
@@ -44,8 +46,8 @@ def put(
         flags = [builder.cast(builder("IsNan", each), x.dtype) for each in (x, rows)]
         bad = _put(builder, builder.shaped(flags[0], x.shape), places, flags[1], inside, "max")
         bad = builder("Greater", bad, builder.like(0, x))
-        made = _put(builder, x, places, rows, inside, how)
-        return builder("SelectV2", bad, builder.like(np.nan, x), made)
+        updated = _put(builder, x, places, rows, inside, how)
+        return builder("SelectV2", bad, builder.like(np.nan, x), updated)
     return _put(builder, x, places, rows, inside, how)
 
 
@@ -58,9 +60,11 @@ def _put(
         places = builder("SelectV2", inside[0], places, builder.sizes.of(shape[0]))
         x = builder("PadV2", x, [[0, 1], [0, 0]], builder.like(0, x))
     column = builder("ExpandDims", places, 1)
-    made = builder(f"TensorScatter{_SCATTERS[how]}", x, column, rows)
+    updated = builder(f"TensorScatter{_SCATTERS[how]}", x, column, rows)
     return (
-        builder("StridedSlice", made, [0, 0], builder.sizes.shape(shape), [1, 1]) if cuts else made
+        builder("StridedSlice", updated, [0, 0], builder.sizes.shape(shape), [1, 1])
+        if cuts
+        else updated
     )
 
 

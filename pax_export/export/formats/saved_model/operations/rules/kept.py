@@ -19,12 +19,12 @@ def clip(
 def softmax(builder: NodeBuilder, x: Output, *, axis: int) -> Output | None:
     if axis % x.rank != x.rank - 1:
         return None
-    made = builder("Softmax", x)
+    probabilities = builder("Softmax", x)
     if x.rank > 3:  # attention: a product with rows that have NaN follows
-        return made
+        return probabilities
     # The kernel leaves zeros beside NaN.
-    total = builder("Sum", made, x.rank - 1, keep_dims=True)
-    return builder("AddV2", made, builder("Sub", total, total))
+    total = builder("Sum", probabilities, x.rank - 1, keep_dims=True)
+    return builder("AddV2", probabilities, builder("Sub", total, total))
 
 
 @rule("log_softmax")

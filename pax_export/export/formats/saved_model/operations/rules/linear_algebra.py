@@ -21,23 +21,23 @@ _DTYPES = ("float32", "float64", "complex64", "complex128")
 
 
 def _has_kernel(equation: Equation) -> bool:
-    x, (_, told) = equation.invars[0].aval, kept.operation(equation)
-    if x.dtype.name not in _DTYPES or told.get("pivoting"):
+    x, (_, params) = equation.invars[0].aval, kept.operation(equation)
+    if x.dtype.name not in _DTYPES or params.get("pivoting"):
         return False
-    whole = (0, min(x.shape[-2:])) if told.get("subset_by_index") else None
-    return told.get("subset_by_index") == whole
+    whole = (0, min(x.shape[-2:])) if params.get("subset_by_index") else None
+    return params.get("subset_by_index") == whole
 
 
 def _kernel(name: str, arity: int = 1) -> Callable[[Callable], Callable]:
     """Registers a rule for real operands, and as ``complex_…`` for the parts of complex ones."""
 
     def register(function: Callable) -> Callable:
-        def on_parts(builder: NodeBuilder, *parts: Output, **told: Any) -> list[Output]:
-            given = list(parts)
+        def on_parts(builder: NodeBuilder, *parts: Output, **params: Any) -> list[Output]:
+            operands = list(parts)
             if len(parts) > arity:
-                given = [_joined(builder, *parts[at : at + 2]) for at in range(0, len(parts), 2)]
-            made = function(builder, *given, **told)
-            several = made if isinstance(made, list) else [made]
+                operands = [_joined(builder, *parts[at : at + 2]) for at in range(0, len(parts), 2)]
+            outputs = function(builder, *operands, **params)
+            several = outputs if isinstance(outputs, list) else [outputs]
             return [part for each in several for part in _parts(builder, each)]
 
         rule(name, when=_has_kernel)(function)
@@ -98,10 +98,10 @@ def qr(builder: NodeBuilder, x: Output, *, full_matrices: bool, **_: object) -> 
 def svd(
     builder: NodeBuilder, x: Output, *, full_matrices: bool, compute_uv: bool, **_: object
 ) -> list[Output]:
-    told = {"full_matrices": bool(full_matrices), "compute_uv": bool(compute_uv)}
+    attributes = {"full_matrices": bool(full_matrices), "compute_uv": bool(compute_uv)}
 
     def factorize(x: Output) -> list[Output]:
-        values, left, right = builder("Svd", x, **told)
+        values, left, right = builder("Svd", x, **attributes)
         right = _adjoint(builder, builder.shaped(right, x.shape))
         return [values, left, right] if compute_uv else [values]
 
@@ -139,8 +139,8 @@ def triangular_solve(
         a = builder("Conj", a)
     if not left_side:
         b = _transposed(builder, b)
-    made = builder("MatrixTriangularSolve", a, b, lower=bool(lower), adjoint=bool(turned))
-    return made if left_side else _transposed(builder, builder.shaped(made, b.shape))
+    solution = builder("MatrixTriangularSolve", a, b, lower=bool(lower), adjoint=bool(turned))
+    return solution if left_side else _transposed(builder, builder.shaped(solution, b.shape))
 
 
 def _transposed(builder: NodeBuilder, x: Output) -> Output:

@@ -25,10 +25,10 @@ def dot_general(
     (result,) = builder.results
     kind = _carrier(result.dtype)
     x, y = builder.cast(x, kind), builder.cast(y, kind)
-    made = _product(builder, x, y, dimension_numbers, result.shape)
+    product = _product(builder, x, y, dimension_numbers, result.shape)
     if result.dtype == np.bool_:  # whether any pair is true in both
-        return builder("NotEqual", made, np.array(0, kind))
-    return builder.cast(made, result.dtype)
+        return builder("NotEqual", product, np.array(0, kind))
+    return builder.cast(product, result.dtype)
 
 
 def _carrier(dtype: DTypeLike) -> np.dtype:
@@ -52,13 +52,13 @@ def _product(
     left, x_turned = _matrix(builder, x, x_batch, x_free, x_sum)
     right, y_turned = _matrix(builder, y, y_batch, y_sum, y_free)
     if not x_batch:
-        made = builder("MatMul", left, right, transpose_a=x_turned, transpose_b=y_turned)
+        product = builder("MatMul", left, right, transpose_a=x_turned, transpose_b=y_turned)
     else:
-        made = builder("BatchMatMulV2", left, right, adj_x=x_turned, adj_y=y_turned)
+        product = builder("BatchMatMulV2", left, right, adj_x=x_turned, adj_y=y_turned)
     rows, columns = ([of.shape[axis] for axis in free] for of, free in ((x, x_free), (y, y_free)))
     batch = [x.shape[axis] for axis in x_batch]
-    made = builder.shaped(made, [*batch, math.prod(rows), math.prod(columns)])
-    return builder.reshape(made, shape)
+    product = builder.shaped(product, [*batch, math.prod(rows), math.prod(columns)])
+    return builder.reshape(product, shape)
 
 
 def _matrix(

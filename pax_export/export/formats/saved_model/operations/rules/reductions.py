@@ -61,12 +61,12 @@ def _position(name: str, operator: str) -> None:
         """The first of equal elements, or the first NaN, which TensorFlow skips."""
         axis = np.array(axes[0], np.int32)
         kind = np.dtype(np.int64 if np.dtype(index_dtype).itemsize > 4 else np.int32)
-        made = builder(operator, x, axis, output_type=kind)
+        index = builder(operator, x, axis, output_type=kind)
         if x.is_float:
             nan = builder("IsNan", x)
             first = builder("ArgMax", builder.cast(nan, np.float32), axis, output_type=kind)
-            made = builder("SelectV2", builder("Any", nan, axis), first, made)
-        return builder.cast(made, index_dtype)
+            index = builder("SelectV2", builder("Any", nan, axis), first, index)
+        return builder.cast(index, index_dtype)
 
 
 _position("argmax", "ArgMax")

@@ -60,8 +60,8 @@ def broadcast(
     builder: NodeBuilder, x: Output, shape: tuple[Any, ...], places: Sequence[int]
 ) -> Output:
     if x.known is not None and all(map(is_number, shape)) and np.prod(shape) <= _SMALL:
-        made = broadcast_array(x.known, shape=shape, broadcast_dimensions=places)
-        return builder.literal(np.ascontiguousarray(made))
+        array = broadcast_array(x.known, shape=shape, broadcast_dimensions=places)
+        return builder.literal(np.ascontiguousarray(array))
     source = x if x.thin is None else x.thin
     if source.rank == x.rank and source.rank:
         sizes = dict(zip(places, source.shape))
