@@ -37,18 +37,18 @@ _ASSERT = torch.ops.aten._assert_scalar.default
 
 
 def write_archive(
-    module: TorchModule, programs: Sequence[Program], methods: Mapping[str, Any], place: Path
+    module: TorchModule, programs: Sequence[Program], methods: Mapping[str, Any], path: Path
 ) -> None:
-    made = {}
+    exported = {}
     for program in programs:
         with module.as_forward(program.key):
-            made[methods[program.key]["program"]] = _exported(module, program, methods)
+            exported[methods[program.key]["program"]] = _exported(module, program, methods)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with place.open("wb") as file:
+        with path.open("wb") as file:
             try:
                 archives().package_pt2(
-                    file, exported_programs=made, extra_files={METHODS: json.dumps(methods)}
+                    file, exported_programs=exported, extra_files={METHODS: json.dumps(methods)}
                 )
             except Exception as error:  # of torch, for any reason
                 raise _refusal(error, programs[0]) from error
@@ -61,20 +61,20 @@ def _exported(module: TorchModule, program: Program, methods: Mapping[str, Any])
         shape = dimensions.shape(dtypes.shape_of(struct), sizes)
         arrays[entry.name] = from_numpy(np.zeros(shape, struct.dtype))
     arguments = methods[program.key]["arguments"].values()
-    given = tuple(rebuild(tree, arrays.__getitem__) for tree in arguments)
+    examples = tuple(rebuild(tree, arrays.__getitem__) for tree in arguments)
     first: Exception | None = None
     # Named sizes are those of the model. Of others torch asks less: what it cannot prove for all
     # sizes, such as whether an array is contiguous, is no error.
     for is_named in (True, False) if sizes else (True,):
         dims = _Dims(program, is_named)
         shapes = {e.name: dims.of_shape(dtypes.stored(e.struct).shape) for e in program.inputs.flat}
-        told = tuple(rebuild(tree, shapes.__getitem__) for tree in arguments)
+        dynamic_shapes = tuple(rebuild(tree, shapes.__getitem__) for tree in arguments)
         try:
             with warnings.catch_warnings(), _any_size():
                 warnings.simplefilter("ignore")
                 exported = _without_layout_asserts(torch.export.export(
-                    module, given, dynamic_shapes=told if sizes else None, strict=False,
-                    prefer_deferred_runtime_asserts_over_guards=True,
+                    module, examples, dynamic_shapes=dynamic_shapes if sizes else None,
+                    strict=False, prefer_deferred_runtime_asserts_over_guards=True,
                 ))  # fmt: skip
         except Exception as error:  # of torch, for any reason
             first = first or error
@@ -97,9 +97,9 @@ def _refuse_other_sizes(exported: ExportedProgram, program: Program, names: Sequ
         names: the inputs, in the order of torch.
     """
     entries, symbols = {each.name: each for each in program.inputs.flat}, {}
-    taken = exported.graph_signature.user_inputs
+    user_inputs = exported.graph_signature.user_inputs
     nodes = {each.name: each for each in exported.graph.find_nodes(op="placeholder")}
-    for name, node in zip(names, taken):
+    for name, node in zip(names, user_inputs):
         shape = dtypes.stored(entries[name].struct).shape
         for size, found in zip(shape, nodes[node].meta["val"].shape):
             if isinstance(size, int):
@@ -118,10 +118,10 @@ def _refuse_other_sizes(exported: ExportedProgram, program: Program, names: Sequ
         if found.upper < (math.inf if most is None else most):
             raise _refused_size(program, f"{name} <= {found.upper}")
     for node in exported.graph.find_nodes(op="call_function", target=_ASSERT):
-        held: Any = node.all_input_nodes[0].meta["val"] if node.all_input_nodes else None
-        if not isinstance(held, torch.SymBool):
+        value: Any = node.all_input_nodes[0].meta["val"] if node.all_input_nodes else None
+        if not isinstance(value, torch.SymBool):
             continue
-        condition = held.node.expr
+        condition = value.node.expr
         for sizes in program.sizes:
             values = {each: dimensions.value(name, sizes) for each, name in symbols.items()}
             if condition.subs(values) == False:  # noqa: E712 - a symbol is neither

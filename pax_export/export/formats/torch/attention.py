@@ -128,8 +128,8 @@ class _Attention(NamedTuple):
             bias = jnp.where(sees & ~mask, lowest, zero if bias is None else
                              jnp.where(mask, bias, zero))  # fmt: skip
         call = lax.composite(weigh_values, f"{kept.PREFIX}attention")
-        given = (query, key, value) if bias is None else (query, key, value, bias)
-        found = call(*given, scale=float(self.scores.scale)).swapaxes(1, 2)
+        operands = (query, key, value) if bias is None else (query, key, value, bias)
+        found = call(*operands, scale=float(self.scores.scale)).swapaxes(1, 2)
         shape = [size for each in (*sizes, columns) for size in each]
         return jnp.transpose(lax.reshape(found, shape), self.order)
 
@@ -183,16 +183,16 @@ class _Finder:
             return _Scores(equation, axes)
         if name == "select_n":
             which, *cases = operands
-            for place, case in enumerate(cases):
-                lowest = self._graph.scalar(cases[1 - place]) if len(cases) == 2 else None
+            for position, case in enumerate(cases):
+                lowest = self._graph.scalar(cases[1 - position]) if len(cases) == 2 else None
                 inner = None if lowest is None else self._scores(case)
                 is_lowest = lowest is not None and -math.inf < lowest <= _LOWEST
                 if inner is not None and is_lowest and inner.mask is None and which.aval.ndim:
-                    thin, places = self._graph.unspread(which)
-                    back = {place: axis for axis, place in enumerate(places)}
+                    thin, positions = self._graph.unspread(which)
+                    back = {position: axis for axis, position in enumerate(positions)}
                     of_mask = [None if axis is None else back.get(axis) for axis in axes]
                     return _under(inner, axes)._replace(
-                        mask=(thin, of_mask), lowest=lowest, is_inverse=place == 0
+                        mask=(thin, of_mask), lowest=lowest, is_inverse=position == 0
                     )
             return None
         for one, other in (operands, operands[::-1])[: 1 if name == "div" else 2]:
@@ -267,7 +267,7 @@ def _joined(
         return None
     # For each axis of the first product, which operand has it alone, and where.
     own = [_free(x.aval.ndim, s, b) for x, s, b in zip(pair, sums, batches)]
-    source = [(2, place) for place in range(len(batches[0]))]
+    source = [(2, index) for index in range(len(batches[0]))]
     source += [(at, axis) for at in (0, 1) for axis in own[at]]
 
     def sources_of(places: Axes) -> list[tuple[int, int]]:
@@ -291,29 +291,29 @@ def _joined(
         split = len(of_batch) - 1 if len(of_batch) < 2 else 1
         return _Grouped(x, [of_batch[: max(split, 0)], of_batch[max(split, 0) :], *groups])
 
-    def of_scores(given: tuple[Var, Axes] | None) -> _Grouped | None:
-        if given is None:
+    def of_scores(operand: tuple[Var, Axes] | None) -> _Grouped | None:
+        if operand is None:
             return None
-        x, at = given
+        x, at = operand
         return group_axes(x, *([None if a is None else at[a] for a in each]
                             for each in (batch, rows, columns)))  # fmt: skip
 
     query_at, free = 1 - key_at, _free(value.aval.ndim, sum_axes[other], batch_axes[other])
-    places = [place for _, place in sources_of(batch)]
+    indices = [index for _, index in sources_of(batch)]
     query_rows = [axis for _, axis in sources_of(rows)]
     of_batch, of_rows, of_free = _ranges(len(batch), len(rows), len(free))
     return _Attention(
-        group_axes(pair[query_at], [batches[query_at][at] for at in places], query_rows,
+        group_axes(pair[query_at], [batches[query_at][at] for at in indices], query_rows,
                 sums[query_at]),
-        group_axes(pair[key_at], [batches[key_at][at] for at in places], [key_axis], sums[key_at]),
+        group_axes(pair[key_at], [batches[key_at][at] for at in indices], [key_axis], sums[key_at]),
         group_axes(value, batch_axes[other], sum_axes[other], free),
         of_scores(scores.bias), of_scores(scores.mask), scores,
         [*of_batch, *of_free, *of_rows] if side else [*of_batch, *of_rows, *of_free],
     )  # fmt: skip
 
 
-def _free(rank: int, *taken: Sequence[int]) -> list[int]:
-    return [axis for axis in range(rank) if not any(axis in each for each in taken)]
+def _free(rank: int, *used: Sequence[int]) -> list[int]:
+    return [axis for axis in range(rank) if not any(axis in each for each in used)]
 
 
 def _ranges(*counts: int) -> list[range]:

@@ -27,13 +27,13 @@ class GradientCases(ProgramCases):
 
     def __init__(self, program: Program, store: Store, examples: Sequence[Any], trainable: bool,
                  changes: Sequence[str] = ()):  # fmt: skip
-        leaves = [store.variables[place].value for place in store.of_leaf]
+        leaves = [store.variables[index].value for index in store.of_leaf]
         super().__init__(program, leaves, examples)
-        trained = [store.variables[place].trainable for place in store.of_leaf]
+        trained = [store.variables[index].trainable for index in store.of_leaf]
         inputs = [dtypes.is_floating(each.struct.dtype) for each in program.inputs.flat]
         wanted = [*trained, *inputs] if trainable else []
-        self._wrt = [place for place, is_wanted in enumerate(wanted) if is_wanted]
-        names = [store.variables[place].name for place in store.of_leaf]
+        self._wrt = [index for index, is_wanted in enumerate(wanted) if is_wanted]
+        names = [store.variables[index].name for index in store.of_leaf]
         self._names = [*names, *(each.name for each in program.inputs.flat)]
         self._of = [i for i, each in enumerate(program.outputs) if dtypes.is_floating(each.dtype)]
         self._changes = [f"state:{each}" for each in changes]
@@ -52,8 +52,8 @@ class GradientCases(ProgramCases):
         random = np.random.default_rng(1)
         for index in self._of:
             like = case.expected[self.output_names[index]]
-            made = random.normal(size=like.shape).astype(like.dtype)
-            case.cotangents[self.output_names[index]] = made
+            cotangent = random.normal(size=like.shape).astype(like.dtype)
+            case.cotangents[self.output_names[index]] = cotangent
         operands = [*self.leaves, *case.inputs.values()]
         program = rewritten(jax.make_jaxpr(self.traced.function)(operands), _clamped)
         in_range = jaxpr_as_fun(program)
@@ -69,8 +69,8 @@ class GradientCases(ProgramCases):
 
     def _named(self, found: Sequence[Any]) -> Arrays:
         named: dict[str, np.ndarray] = {}
-        for place, value in zip(self._wrt, found):
-            name, value = f"gradient:{self._names[place]}", np.asarray(value)
+        for index, value in zip(self._wrt, found):
+            name, value = f"gradient:{self._names[index]}", np.asarray(value)
             named[name] = named[name] + value if name in named else value  # tied leaves add up
         return named
 
@@ -82,5 +82,5 @@ def _clamped(equation: Equation) -> Any:
     """
     if equation.primitive.name != "gather" or "PROMISE" not in str(equation.params["mode"]):
         return None
-    told = {**equation.params, "mode": jax.lax.GatherScatterMode.CLIP}
-    return traced(partial(equation.primitive.bind, **told), equation.invars)
+    params = {**equation.params, "mode": jax.lax.GatherScatterMode.CLIP}
+    return traced(partial(equation.primitive.bind, **params), equation.invars)

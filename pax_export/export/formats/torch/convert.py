@@ -69,8 +69,8 @@ def make_module(
 
         def read(options: PassOptions | None, program: Program = program) -> PortableProgram:
             updates = bool(changes[program.key])
-            made = portable_program(program, store, options, updates=updates)
-            return made if options is None else attention_kept(made, trainable)
+            result = portable_program(program, store, options, updates=updates)
+            return result if options is None else attention_kept(result, trainable)
 
         method, portable = written_fast(read, PassOptions(fold=not trainable), writer.write_method)
         module.add_method(method)
@@ -102,38 +102,38 @@ class _Writer:
         try:
             with builder.new_graph(self._module) as frame:
                 names = argument_names(program.inputs.structure())
-                held = [
+                weight_nodes = [
                     frame.graph.placeholder(re.sub(r"\W", "_", f"weight_{number}_{each.name}"))
                     for number, each in enumerate(portable.weights)
                 ]
-                given = {name: frame.graph.placeholder(name) for name in names.values()}
-                inputs = self._inputs(given, names)
+                arguments = {name: frame.graph.placeholder(name) for name in names.values()}
+                inputs = self._inputs(arguments, names)
                 structs = program.traced.structs[-len(inputs) :] if inputs else ()
-                places, values = [], []
-                for node, weight in zip(held, portable.weights):
-                    places.append(self._place(weight))
+                paths, values = [], []
+                for node, weight in zip(weight_nodes, portable.weights):
+                    paths.append(self._place(weight))
                     values.extend(self._weight(node, weight))
-                anchors = [*inputs, *(n for n, p in zip(held, places) if p)]
-                of_weights = [w.array for w, p in zip(portable.weights, places) if p]
+                anchors = [*inputs, *(n for n, p in zip(weight_nodes, paths) if p)]
+                of_weights = [w.array for w, p in zip(portable.weights, paths) if p]
                 builder.begin_graph(anchors, [*structs, *of_weights])
-                taken = [self._taken(n, s) for n, s in zip(inputs, structs)]
-                found = builder.write(portable.program, [*values, *taken])
+                input_values = [self._taken(n, s) for n, s in zip(inputs, structs)]
+                found = builder.write(portable.program, [*values, *input_values])
                 outputs = dict(zip(program.output_names, found))
                 results = dict(zip(program.output_names, program.traced.results))
-                made = rebuild(
+                output_tree = rebuild(
                     program.output_structure, lambda name: self._given(outputs[name], results[name])
                 )
                 changed = zip(found[len(outputs) :], program.traced.results[len(outputs) :])
                 state = [self._given(*each) for each in changed]
-                frame.graph.output((made, tuple(state)) if self._changes else made)
+                frame.graph.output((output_tree, tuple(state)) if self._changes else output_tree)
                 for each in map(self._variables.__getitem__, self._changes):
                     self._module.add_array(each.name, each.value, each.parameter, each.trainable)
                 prune_graph(frame.graph)
-                self._join(frame.graph, dict(zip(held, places)))
+                self._join(frame.graph, dict(zip(weight_nodes, paths)))
                 keep = []
-                for node, place in zip(held, places):
+                for node, path in zip(weight_nodes, paths):
                     if node.users:
-                        keep.append(place)
+                        keep.append(path)
                     else:
                         frame.graph.erase_node(node)
                 return TorchMethod(
@@ -147,17 +147,17 @@ class _Writer:
         except NotWrittenError as error:
             raise refuse_operation("torch", error, program.key, _WRITE) from error
 
-    def _join(self, graph: Graph, places: Mapping[Any, str]) -> None:
+    def _join(self, graph: Graph, paths: Mapping[Any, str]) -> None:
         """Joins calls, and lays the memory of weights out for them."""
-        read = {node: place for node, place in places.items() if place and node.users}
-        arrays = {node: self._module.array(place) for node, place in read.items()}
+        read = {node: path for node, path in paths.items() if path and node.users}
+        arrays = {node: self._module.array(path) for node, path in read.items()}
         trained = {node for node, each in arrays.items() if each.requires_grad}
         fuse.Joiner(graph, arrays, trained).join()
         prune_graph(graph)
         for node, order in fuse.memory_orders(graph, list(read)).items():
             self._module.lay_out(read[node], order)
 
-    def _inputs(self, given: Mapping[str, Any], names: Mapping[str, str]) -> list[Any]:
+    def _inputs(self, arguments: Mapping[str, Any], names: Mapping[str, str]) -> list[Any]:
         """The nodes of the flat inputs, inside of the arguments."""
         found: dict[str, Any] = {}
 
@@ -169,12 +169,12 @@ class _Writer:
                 for key, child in content:
                     walk_nodes(child, self._builder.take_item(node, key))
             elif kind in ("list", "tuple"):
-                for place, child in enumerate(content):
-                    walk_nodes(child, self._builder.take_item(node, place))
+                for index, child in enumerate(content):
+                    walk_nodes(child, self._builder.take_item(node, index))
 
         for name, structure in self._program.inputs.structure().items():
             if name in names:
-                walk_nodes(structure, given[names[name]])
+                walk_nodes(structure, arguments[names[name]])
         return [found[entry.name] for entry in self._program.inputs.flat]
 
     def _place(self, weight: Weight) -> str:
@@ -224,22 +224,22 @@ class _Writer:
     ) -> list[TorchValue] | None:
         builder = self._builder
         results = [variable.aval for variable in equation.outvars]
-        builder.operation, told = kept.operation(equation)
+        builder.operation, params = kept.operation(equation)
         builder.results = results
         if is_known(equation, operands):
-            given = [x.known.astype(x.dtype) for x in operands]
-            return [builder.literal_of(np.asarray(e)) for e in computed_equation(equation, given)]
+            arrays = [x.known.astype(x.dtype) for x in operands]
+            return [builder.literal_of(np.asarray(e)) for e in computed_equation(equation, arrays)]
         rounds = builder.operation not in EXACT
-        made = rule.function(builder, *operands, **told)
-        return None if made is None else self._values(made, results, rounds)
+        outputs = rule.function(builder, *operands, **params)
+        return None if outputs is None else self._values(outputs, results, rounds)
 
     def _values(
         self,
-        made: Node | TorchValue | list[Node | TorchValue],
+        outputs: Node | TorchValue | list[Node | TorchValue],
         results: Sequence[Any],
         rounds: bool,
     ) -> list[TorchValue]:
-        several = list(made) if isinstance(made, (list, tuple)) else [made]
+        several = list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
         values: list[TorchValue] = []
         for each, result in zip(several, results, strict=True):
             shaped: dict[str, Any] = {"dtype": np.dtype(result.dtype), "shape": tuple(result.shape)}

@@ -174,10 +174,10 @@ def as_torch(
         if validate:
             budget = Budget(probes="all" if validate == "full" else "few")
             methods = {each.key: partial(module._run, each.key) for each in programs}
-            told = contents.nested_methods()
+            signatures = contents.nested_methods()
 
             def run_here(_: str, cases: Iterable[Mapping[str, Any]]) -> list[Any]:
-                return run_methods(methods, told, cases, module)
+                return run_methods(methods, signatures, cases, module)
 
             validated_calls(TORCH, Path(), contents.cases(budget), False, 1.0, run_here)
         return module.train(is_training(model)) if train else module
@@ -286,7 +286,7 @@ class TorchContents(ProgramContents):
         return notes
 
     def cases(self, budget: Budget) -> Iterator[Case]:
-        given = (
+        gradient_cases = (
             GradientCases(
                 each,
                 self.store,
@@ -296,7 +296,7 @@ class TorchContents(ProgramContents):
             )
             for each in self.programs
         )
-        return cases_in_turns(given, budget)
+        return cases_in_turns(gradient_cases, budget)
 
     def report_fields(
         self, path: Path, written: Mapping[str, tuple[str, ...]], run: ExportRun

@@ -144,13 +144,13 @@ class Joiner:
     def _replace(self, node: Node, line: _FeatureScale) -> None:
         line = replace(line, x=self._made.get(line.x, line.x))
         if line.scale is None:
-            made = self._with_bias(node, line)
+            joined = self._with_bias(node, line)
         else:
-            made = self._normalized(node, line) if line.axis == 1 and line.count > 1 else None
-        if made is not None:
-            made.meta.update(node.meta)
-            self._made[node] = made
-            node.replace_all_uses_with(made)
+            joined = self._normalized(node, line) if line.axis == 1 and line.count > 1 else None
+        if joined is not None:
+            joined.meta.update(node.meta)
+            self._made[node] = joined
+            node.replace_all_uses_with(joined)
 
     def _normalized(self, node: Node, line: _FeatureScale) -> Any:
         """A call of `torch.batch_norm`, whose mean has no derivative."""
@@ -160,8 +160,8 @@ class Joiner:
             shift, mean = self._sum(node, shift, moved, torch.sub), None
         zeros = self._full(node, line, 0.0) if mean is None else mean
         ones = self._full(node, line, 1.0)
-        given = (line.x, line.scale, shift, zeros, ones, False, 0.0, 0.0, False)
-        return self._call_big(node, torch.batch_norm, *given)
+        arguments = (line.x, line.scale, shift, zeros, ones, False, 0.0, 0.0, False)
+        return self._call_big(node, torch.batch_norm, *arguments)
 
     def _full(self, node: Node, line: _FeatureScale, value: float) -> Any:
         function = torch.zeros_like if value == 0 else torch.ones_like
@@ -189,13 +189,13 @@ class Joiner:
         bias = line.mean
         bias = bias.args[0] if bias.target is torch.neg else self._call(node, torch.neg, bias)
         if is_convolution:
-            given = (*x.args[:2], bias, *x.args[3:])
-            return self._call_big(node, x.target, *given)
-        made = self._call_big(node, torch.addmm, bias, *x.args)
+            arguments = (*x.args[:2], bias, *x.args[3:])
+            return self._call_big(node, x.target, *arguments)
+        product = self._call_big(node, torch.addmm, bias, *x.args)
         if reshape is None:
-            return made
+            return product
         with self._graph.inserting_before(node):
-            return self._graph.call_method("reshape", (made, reshape.args[1]))
+            return self._graph.call_method("reshape", (product, reshape.args[1]))
 
 
 _NONE = _FeatureScale(None, 0)

@@ -115,8 +115,8 @@ class TorchGraph:
         """Adds an operation of Python on sizes."""
         return self.frame.graph.call_function(getattr(operator, operation), (left, right))
 
-    def take_item(self, results: Node, place: int) -> Any:
-        return self.frame.graph.call_function(operator.getitem, (results, place))
+    def take_item(self, results: Node, index: int) -> Any:
+        return self.frame.graph.call_function(operator.getitem, (results, index))
 
     def add_part(self, module: torch.nn.Module, kind: str, *operands: Operand) -> Any:
         """Adds a call of a module, a loop or branch, which becomes one of the holder."""
@@ -284,7 +284,7 @@ class TorchGraph:
 
     def write_body(self, program: TracedProgram, structs: Sequence[Any]) -> torch.fx.GraphModule:
         """A program as a module; its operands are those of the program, then the `table`."""
-        return self.body_of(lambda given: self.inline(program, given), structs)
+        return self.body_of(lambda operands: self.inline(program, operands), structs)
 
     def body_of(
         self, write: Callable[[list[TorchValue]], Sequence[TorchValue]], structs: Sequence[Any]
@@ -297,11 +297,11 @@ class TorchGraph:
                 frame.table = frame.graph.placeholder("sizes")
                 like.append(_TableShape((*self.variables, 0)))
             self.begin_graph([*nodes, *([frame.table] if self.variables else [])], like)
-            given = [
+            operands = [
                 TorchValue(node, np.dtype(s.dtype), tuple(s.shape))
                 for node, s in zip(nodes, structs)
             ]
-            frame.graph.output(tuple(map(self.node_of, write(given))))
+            frame.graph.output(tuple(map(self.node_of, write(operands))))
             prune_graph(frame.graph)
             return torch.fx.GraphModule(holder, frame.graph)
 

@@ -66,16 +66,16 @@ class While(torch.nn.Module):
         self.going, self.step, self.count = going, step, count
 
     def forward(self, *operands: torch.Tensor) -> Any:
-        state, held = tuple(operands[: self.count]), tuple(operands[self.count :])
+        state, consts = tuple(operands[: self.count]), tuple(operands[self.count :])
         if _is_exporting():
             loop = torch.ops.higher_order.while_loop
 
-            def is_going(*given: torch.Tensor) -> Any:
-                return self.going(*given)[0]
+            def is_going(*values: torch.Tensor) -> Any:
+                return self.going(*values)[0]
 
-            return tuple(loop(is_going, partial(_dense, self.step), tuple(_fresh(state)), held))
-        while bool(self.going(*state, *held)[0]):
-            state = self.step(*state, *held)
+            return tuple(loop(is_going, partial(_dense, self.step), tuple(_fresh(state)), consts))
+        while bool(self.going(*state, *consts)[0]):
+            state = self.step(*state, *consts)
         return state
 
 
@@ -92,19 +92,19 @@ class RowLoop(torch.nn.Module):
     ) -> Any:
         end = self.count + self.rows
         state, rows = tuple(operands[: self.count]), operands[self.count : end]
-        held = operands[end:]
+        consts = operands[end:]
         if _is_exporting() and not isinstance(length, int):
-            return self._loop(length, empty, state, rows, held)
-        made: list[Sequence[torch.Tensor]] = []
-        for place in reversed(range(length)) if self.reverse else range(length):
-            found = self.step(*state, *(each[place] for each in rows), *held)
+            return self._loop(length, empty, state, rows, consts)
+        output_rows: list[Sequence[torch.Tensor]] = []
+        for index in reversed(range(length)) if self.reverse else range(length):
+            found = self.step(*state, *(each[index] for each in rows), *consts)
             state, outputs = found[: self.count], found[self.count :]
-            made.append(outputs)
+            output_rows.append(outputs)
         if self.reverse:
-            made.reverse()
-        if not made:
+            output_rows.reverse()
+        if not output_rows:
             return (*state, *empty)
-        return (*state, *(torch.stack(each) for each in zip(*made)))
+        return (*state, *(torch.stack(each) for each in zip(*output_rows)))
 
     def _loop(
         self,
@@ -112,16 +112,16 @@ class RowLoop(torch.nn.Module):
         empty: Sequence[torch.Tensor],
         state: Sequence[torch.Tensor],
         rows: Sequence[torch.Tensor],
-        held: Sequence[torch.Tensor],
+        consts: Sequence[torch.Tensor],
     ) -> Any:
         """The loop as an operator of torch, for any number of rows."""
         turned = [each.flip(0) if self.reverse else each.clone() for each in rows]
         some = turned or [torch.zeros((length,), dtype=torch.int64)]  # torch counts by rows
         kinds = [each.dtype for each in (*state, *empty)]
 
-        def step_rows(*given: torch.Tensor) -> Any:
-            now, pieces = given[: self.count], given[self.count : self.count + len(rows)]
-            rest = given[self.count + len(some) :]
+        def step_rows(*operands: torch.Tensor) -> Any:
+            now, pieces = operands[: self.count], operands[self.count : self.count + len(rows)]
+            rest = operands[self.count + len(some) :]
             return packed(self.step(*unpacked(now), *pieces, *rest))
 
         def packed(arrays: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -130,7 +130,7 @@ class RowLoop(torch.nn.Module):
         def unpacked(arrays: Sequence[torch.Tensor]) -> list[torch.Tensor]:
             return list(map(_like, arrays, kinds)) if self.trains else list(arrays)
 
-        found = torch.ops.higher_order.scan(step_rows, packed(state), some, tuple(held))
+        found = torch.ops.higher_order.scan(step_rows, packed(state), some, tuple(consts))
         last, stacked = found[: self.count], found[self.count :]
         if self.trains:
             last, stacked = unpacked(last), list(map(_like, stacked, kinds[self.count :]))
@@ -162,9 +162,9 @@ class _GradientFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor) -> Any:
         rule, operands = ctx.rule, ctx.saved_tensors
-        given, sizes = operands[: rule.count], operands[rule.count :]
-        found = dict(zip(rule.floats, rule.pull_back(*given, *cotangents, *sizes)))
-        return (None, *(found.get(place) for place in range(len(operands))))
+        primals, sizes = operands[: rule.count], operands[rule.count :]
+        found = dict(zip(rule.floats, rule.pull_back(*primals, *cotangents, *sizes)))
+        return (None, *(found.get(index) for index in range(len(operands))))
 
 
 def clip_between(

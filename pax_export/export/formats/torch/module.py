@@ -129,15 +129,15 @@ class TorchModule(TorchPart):
         method = self._methods[key]
         # What is assigned is read as a copy: autograd may need the old numbers.
         arrays = (
-            getattr(*place).clone() if place in method.changes else getattr(*place)
-            for place in method.places
+            getattr(*attribute).clone() if attribute in method.changes else getattr(*attribute)
+            for attribute in method.places
         )
         found = method.function(self, *arrays, *arguments)
         if not method.changes:
             return found
         output, state = found
-        for place, new in zip(method.changes, state):
-            getattr(*place).detach().copy_(new.detach())
+        for attribute, new in zip(method.changes, state):
+            getattr(*attribute).detach().copy_(new.detach())
         return output
 
     @contextmanager
@@ -161,14 +161,14 @@ def array_names(names: Sequence[str]) -> list[str]:
     ``modules`` is a method of any module of torch, so that it becomes ``modules_``, and ``a`` does
     beside ``a.b``.
     """
-    given = [[_free(each) for each in name.split(".")] for name in names]
-    parts = {tuple(path[:end]) for path in given for end in range(1, len(path))}
-    made: dict[str, None] = {}
-    for path in given:
-        while tuple(path) in parts or ".".join(path) in made:
+    paths = [[_free(each) for each in name.split(".")] for name in names]
+    parts = {tuple(path[:end]) for path in paths for end in range(1, len(path))}
+    unique: dict[str, None] = {}
+    for path in paths:
+        while tuple(path) in parts or ".".join(path) in unique:
             path[-1] += "_"
-        made[".".join(path)] = None
-    return list(made)
+        unique[".".join(path)] = None
+    return list(unique)
 
 
 def _free(name: str) -> str:

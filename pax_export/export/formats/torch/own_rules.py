@@ -94,15 +94,17 @@ class OwnRule(NamedTuple):
         back = _pull_back(_call(self.equation), self.floats)
 
         def run(*xs: Array) -> list[Any]:
-            transposed = jax.linear_transpose(lambda *given: back(xs[:count], given), *outer)
+            transposed = jax.linear_transpose(
+                lambda *cotangents: back(xs[:count], cotangents), *outer
+            )
             return list(transposed(list(xs[count:])))
 
         return _program(run)(*structs)
 
 
 def _program(function: Callable[..., Any]) -> Callable[..., Any]:
-    made = jax.make_jaxpr(function)
-    return lambda *structs: with_python_numbers(made(*structs))
+    trace = jax.make_jaxpr(function)
+    return lambda *structs: with_python_numbers(trace(*structs))
 
 
 def _struct_of(atom: Atom) -> jax.ShapeDtypeStruct:
@@ -142,8 +144,8 @@ def with_own_rules(program: TracedProgram) -> tuple[Any, list[OwnRule]]:
         if rule is None:
             return None
         found.append(rule)
-        told = {"key": len(found) - 1}
-        return _composite("own_rule", lambda *xs: _evaluate(body, xs), equation, told)
+        attributes = {"key": len(found) - 1}
+        return _composite("own_rule", lambda *xs: _evaluate(body, xs), equation, attributes)
 
     return rewritten(program, replace), found
 
@@ -195,23 +197,23 @@ def _composite(
     name: str,
     function: Callable[..., Any],
     equation: Equation,
-    told: Mapping[str, Any],
+    attributes: Mapping[str, Any],
     places: slice = slice(None),
 ) -> Any:
     """A program of the operands of an equation that calls a function of those at these places."""
     whole = lax.composite(lambda *xs, **_: function(*xs), _PREFIX + name)
-    return _program(lambda *xs: whole(*xs[places], **told))(*map(_struct_of, equation.invars))
+    return _program(lambda *xs: whole(*xs[places], **attributes))(*map(_struct_of, equation.invars))
 
 
 #: Functions between two ends, at which their derivative is 0.
 _KNOWN = {"relu": (0.0, None), "relu6": (0.0, 6.0)}
 
 
-def _strict_clip(equation: Equation, low: float, high: float | None, place: int = 0) -> Any:
+def _strict_clip(equation: Equation, low: float, high: float | None, index: int = 0) -> Any:
     """A program that clips an operand between ends at which there is no slope."""
     ends: Any = {"low": low, "high": high}
     return _composite(
-        "strict_clip", partial(kept.clip, **ends), equation, ends, slice(place, place + 1)
+        "strict_clip", partial(kept.clip, **ends), equation, ends, slice(index, index + 1)
     )
 
 
@@ -261,9 +263,9 @@ def _pull_back(function: Callable[..., Any], floats: Sequence[int]) -> Callable[
 
     def run(operands: Sequence[Any], cotangents: Sequence[Array] | None) -> list[Any]:
         moved = _of_floats(floats, function, operands)
-        results, back = jax.vjp(moved, *(operands[place] for place in floats))
-        given = cotangents or [jnp.ones_like(each) for each in results]
-        return list(back(list(given)))
+        results, back = jax.vjp(moved, *(operands[index] for index in floats))
+        seeds = cotangents or [jnp.ones_like(each) for each in results]
+        return list(back(list(seeds)))
 
     return run
 
@@ -275,8 +277,8 @@ def _of_floats(
 
     def run(*moved: Array) -> list[Any]:
         filled = list(operands)
-        for place, value in zip(floats, moved):
-            filled[place] = value
+        for index, value in zip(floats, moved):
+            filled[index] = value
         return function(*filled)
 
     return run
@@ -304,16 +306,16 @@ def _rule_of(equation: Equation, body: TracedProgram) -> OwnRule | None:
     return None
 
 
-def _probe(shape: tuple[int, ...], dtype: DTypeLike, number: int, place: int) -> Any:
+def _probe(shape: tuple[int, ...], dtype: DTypeLike, number: int, seed: int) -> Any:
     """Numbers of a few sizes, ties and zeros among them."""
-    random = np.random.default_rng(place)
+    random = np.random.default_rng(seed)
     if dtype == np.bool_:
         return random.integers(0, 2, shape).astype(bool)
     if not jnp.issubdtype(dtype, jnp.floating):
         return np.zeros(shape, dtype)
-    made = random.normal(size=shape)
-    mixed = np.where(random.integers(0, 2, shape), made, random.integers(-1, 3, shape))
-    tries = made, 0.0, 100 * made, 1.0, 1e4 * made, 6.0, mixed
+    normal = random.normal(size=shape)
+    mixed = np.where(random.integers(0, 2, shape), normal, random.integers(-1, 3, shape))
+    tries = normal, 0.0, 100 * normal, 1.0, 1e4 * normal, 6.0, mixed
     return np.broadcast_to(tries[number], shape).astype(dtype)
 
 

@@ -52,7 +52,7 @@ def load(file: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """The exported programs of a file by signature, and how their arguments are nested."""
     archive = archives().load_pt2(file)
     methods = json.loads(archive.extra_files[METHODS])
-    programs = {key: archive.exported_programs[told["program"]] for key, told in methods.items()}
+    programs = {key: archive.exported_programs[each["program"]] for key, each in methods.items()}
     return programs, methods
 
 
@@ -63,7 +63,7 @@ def archives() -> Any:
 
 def call(
     method: torch.nn.Module | Callable[..., Any],
-    told: Mapping[str, Any],
+    signature: Mapping[str, Any],
     inputs: Arrays,
     cotangents: Arrays | None = None,
     module: torch.nn.Module | None = None,
@@ -77,10 +77,10 @@ def call(
     floating = {name: each for name, each in tensors.items() if each.is_floating_point()}
     for each in floating.values() if cotangents else ():
         each.requires_grad_(True)
-    arguments = [rebuild(tree, tensors.__getitem__) for tree in told["arguments"].values()]
+    arguments = [rebuild(tree, tensors.__getitem__) for tree in signature["arguments"].values()]
     with torch.set_grad_enabled(bool(cotangents)):
         outputs: dict[str, Any] = {}
-        _collect(told["result"], method(*arguments), outputs)
+        _collect(signature["result"], method(*arguments), outputs)
     results = {name: to_numpy(value) for name, value in outputs.items()}
     if not cotangents:
         return results
@@ -91,9 +91,9 @@ def call(
     targets = {name: outputs[name] for name in cotangents if outputs[name].requires_grad}
     found: Any = [None] * len(sources)
     if targets and sources:
-        given = [from_numpy(cotangents[name]) for name in targets]
+        grad_outputs = [from_numpy(cotangents[name]) for name in targets]
         found = torch.autograd.grad(
-            list(targets.values()), list(sources.values()), given, allow_unused=True
+            list(targets.values()), list(sources.values()), grad_outputs, allow_unused=True
         )
     for (name, source), value in zip(sources.items(), found):
         gradient = torch.zeros_like(source) if value is None else value
@@ -109,27 +109,27 @@ def run(file: str, cases: Iterable[Mapping[str, Any]]) -> list[Arrays]:
 
 def run_methods(
     methods: Mapping[str, Any],
-    told: Mapping[str, Any],
+    signatures: Mapping[str, Any],
     cases: Iterable[Mapping[str, Any]],
     module: torch.nn.Module | None = None,
 ) -> list[Arrays]:
     """Makes calls of methods: modules, or functions of one module."""
     keys = ((each["signature"], each) for each in cases)
-    return [_try(methods[key], told[key], case, module) for key, case in keys]
+    return [_try(methods[key], signatures[key], case, module) for key, case in keys]
 
 
 def _try(
     method: torch.nn.Module | Callable[..., Any],
-    told: Mapping[str, Any],
+    signature: Mapping[str, Any],
     case: Mapping[str, Any],
     module: torch.nn.Module | None,
 ) -> Arrays:
     """Makes one call; what it assigns is among the results, and is undone."""
     owner: Any = module or method
     arrays = {**dict(owner.named_parameters()), **dict(owner.named_buffers())}
-    state = {name: arrays[name] for name in told["changes"]}
+    state = {name: arrays[name] for name in signature["changes"]}
     before = {name: each.detach().clone() for name, each in state.items()}
-    results = call(method, told, case["inputs"], case.get("cotangents"), module)
+    results = call(method, signature, case["inputs"], case.get("cotangents"), module)
     for name, array in state.items():
         results[f"state:{name}"] = to_numpy(array.clone())
         array.detach().copy_(before[name])
@@ -155,5 +155,5 @@ def _collect(structure: Mapping[str, Any], value: Any, into: dict[str, Any]) -> 
         for key, child in content:
             _collect(child, value[key], into)
     elif kind in ("list", "tuple"):
-        for place, child in enumerate(content):
-            _collect(child, value[place], into)
+        for index, child in enumerate(content):
+            _collect(child, value[index], into)

@@ -103,15 +103,15 @@ def _extreme(function: str) -> Callable:
             if isinstance(end, (int, float)) and not isinstance(end, bool) and end == end:
                 ends = {"low": end} if function == "maximum" else {"high": end}
                 return write_clip(builder, one, **ends)
-        made = builder(function, *builder.spread_tensors(x, y))
-        return _without_slope_of_nan(builder, made) if x.is_float and builder.trains else made
+        extreme = builder(function, *builder.spread_tensors(x, y))
+        return _without_slope_of_nan(builder, extreme) if x.is_float and builder.trains else extreme
 
     return write_call
 
 
-def _without_slope_of_nan(builder: TorchGraph, made: Node) -> Any:
+def _without_slope_of_nan(builder: TorchGraph, node: Node) -> Any:
     """As in jax, slopes are times 0 where a number is NaN."""
-    return builder("where", builder("isnan", made), builder("mul", made, 0), made)
+    return builder("where", builder("isnan", node), builder("mul", node, 0), node)
 
 
 @rule("clip")
@@ -135,11 +135,11 @@ def write_clip(
         outer = (None, None) if strict else tuple(map(_next, ends, (-math.inf, math.inf), (x, x)))
         return builder(builder.loops.clip_between, node, ends, outer)
     if strict:
-        made = (
+        clipped = (
             builder("relu", node) if high is None
             else builder("nn.functional.hardtanh", node, low, high)
         )  # fmt: skip
-        return builder("clamp", made, low, high)  # whose slope at NaN is 0
+        return builder("clamp", clipped, low, high)  # whose slope at NaN is 0
     for function, end in (("maximum", low), ("minimum", high)):
         if end is not None:
             node = builder(function, node, builder("full", [], end, **builder.kind_of(x.dtype)))
@@ -285,16 +285,16 @@ def _shift(direction: str) -> Callable:
         beyond = builder("logical_or", builder("lt", wide, 0), builder("ge", wide, bits))
         by = builder("where", beyond, 0, wide)
         if direction == "left":
-            given = builder.cast_to(left, "int64")
-            made = builder("bitwise_left_shift", given, by)
+            wide_left = builder.cast_to(left, "int64")
+            shifted = builder("bitwise_left_shift", wide_left, by)
         else:
-            given = _unsigned(builder, left, x.dtype)
-            made = builder("bitwise_right_shift", given, by)
+            wide_left = _unsigned(builder, left, x.dtype)
+            shifted = builder("bitwise_right_shift", wide_left, by)
             if bits == 64:  # torch copies the sign
                 mask = builder("bitwise_left_shift", -2, builder("sub", 63, by))
                 mask = builder("where", builder("eq", by, 0), 0, mask)
-                made = builder("bitwise_and", made, builder("bitwise_not", mask))
-        return wrap_integer(builder, builder("where", beyond, 0, made), x.dtype)
+                shifted = builder("bitwise_and", shifted, builder("bitwise_not", mask))
+        return wrap_integer(builder, builder("where", beyond, 0, shifted), x.dtype)
 
     return write_call
 
@@ -336,8 +336,8 @@ def bitcast_convert_type(builder: TorchGraph, x: TorchValue, *, new_dtype: DType
             if after.name == "uint32"
             else (wrap_integer(builder, builder.cast_to(whole, "int64"), after))
         )
-    made = builder.add_method_call("view", whole, builder.dtype_of(after))
-    return builder.cast_to(made, carrier(after)) if carrier(after) != after.name else made
+    view = builder.add_method_call("view", whole, builder.dtype_of(after))
+    return builder.cast_to(view, carrier(after)) if carrier(after) != after.name else view
 
 
 def _is_tiny(*dtypes: np.dtype[Any]) -> bool:
@@ -400,8 +400,8 @@ def reduce_precision(
         normal = builder("ge", builder("abs", rounded), float(np.finfo(np.float16).tiny))
         # Results below the smallest normal number are 0, as the operation specifies.
         is_nan = builder("isnan", rounded)
-        kept = builder("logical_or", normal, is_nan)
-        return builder("mul", rounded, builder.cast_to(kept, x.carrier))
+        mask = builder("logical_or", normal, is_nan)
+        return builder("mul", rounded, builder.cast_to(mask, x.carrier))
     info = jax.numpy.finfo(x.dtype)
     if exponent_bits >= info.nexp and mantissa_bits >= info.nmant:
         return x
@@ -414,11 +414,11 @@ Axes = Sequence[int]
 
 
 def reduce_axes(
-    builder: TorchGraph, function: str, x: TorchValue, axes: Axes, keep: bool = False, **told: Any
+    builder: TorchGraph, function: str, x: TorchValue, axes: Axes, keep: bool = False, **kwargs: Any
 ) -> Any:
     if not len(axes):
         return x
-    return builder(function, builder.node_of(x), [int(axis) for axis in axes], keep, **told)
+    return builder(function, builder.node_of(x), [int(axis) for axis in axes], keep, **kwargs)
 
 
 @rule("reduce_sum")
@@ -448,13 +448,13 @@ for _name, _function in {"reduce_or": "any", "reduce_and": "all"}.items():
     )
 
 
-def _cumulative(function: str, place: int | None = None) -> Callable:
+def _cumulative(function: str, index: int | None = None) -> Callable:
     def write_call(builder: TorchGraph, x: TorchValue, *, axis: int, reverse: bool) -> Any:
         node = builder.node_of(x)
         node = builder("flip", node, [axis]) if reverse else node
-        told = {"dtype": builder.dtype_of(x.carrier)} if function in ("cumsum", "cumprod") else {}
-        node = builder(function, node, axis, **told)
-        node = node if place is None else builder.take_item(node, place)
+        kwargs = {"dtype": builder.dtype_of(x.carrier)} if function in ("cumsum", "cumprod") else {}
+        node = builder(function, node, axis, **kwargs)
+        node = node if index is None else builder.take_item(node, index)
         return builder("flip", node, [axis]) if reverse else node
 
     return write_call

@@ -65,14 +65,14 @@ def broadcast_in_dim(
 
 
 def broadcast_to(
-    builder: TorchGraph, x: TorchValue, result: Aval, places: Sequence[int]
+    builder: TorchGraph, x: TorchValue, result: Aval, dims: Sequence[int]
 ) -> TorchValue:
-    """Puts the axes of an array at these places of a larger shape."""
+    """Broadcasts an array to a larger shape, in which its axes are `dims`."""
     shape, dtype = tuple(result.shape), np.dtype(result.dtype)
     if x.known is not None and all(map(is_number, shape)) and x.rank and np.prod(shape) <= _SMALL:
-        made = np.array(broadcast_array(x.known, shape=shape, broadcast_dimensions=places))
-        return TorchValue(None, dtype, shape, made)
-    added = [axis for axis in range(len(shape)) if axis not in places]
+        array = np.array(broadcast_array(x.known, shape=shape, broadcast_dimensions=dims))
+        return TorchValue(None, dtype, shape, array)
+    added = [axis for axis in range(len(shape)) if axis not in dims]
     if x.known is not None and not x.rank:
         if not shape:
             return x
@@ -84,7 +84,7 @@ def broadcast_to(
     grows = (
         any(not same_size(shape[axis], 1) for axis in added)
         or bool(bare and shape)
-        or any(not same_size(x.shape[axis], shape[place]) for axis, place in enumerate(places))
+        or any(not same_size(x.shape[axis], shape[dim]) for axis, dim in enumerate(dims))
     )
     if not grows and x.thin is None:
         return TorchValue(thin, dtype, shape)
@@ -101,7 +101,7 @@ def write_split(
     if len(sizes) == 1:
         return [x]
     found = builder("split", builder.node_of(x), builder.sizes.shape(sizes), axis)
-    return [builder.take_item(found, place) for place in range(len(sizes))]
+    return [builder.take_item(found, index) for index in range(len(sizes))]
 
 
 @rule("iota")
@@ -109,8 +109,8 @@ def write_iota(builder: TorchGraph, *, dimension: int, **_: object) -> TorchValu
     (result,) = builder.results
     size, dtype = result.shape[dimension], np.dtype(result.dtype)
     if is_number(size) and size <= _SMALL:
-        made = np.arange(size).astype(dtype).astype(carrier(dtype))
-        row = TorchValue(None, dtype, (size,), made)
+        numbers = np.arange(size).astype(dtype).astype(carrier(dtype))
+        row = TorchValue(None, dtype, (size,), numbers)
     else:
         row = TorchValue(builder.fit_to(builder.arange_of(size, dtype), dtype), dtype, (size,))
     return row if len(result.shape) == 1 else broadcast_to(builder, row, result, [dimension])
@@ -278,7 +278,7 @@ def write_put(
     if x.dtype == np.uint64 and how in ("max", "min"):
         raise NotInTargetError(f"of {x.dtype.name}")
     node, index = builder.node_of(x), builder.cast_to(builder.node_of(places), "int64")
-    given = builder.node_of(rows)
+    updates = builder.node_of(rows)
     if inside:  # rows that are not inside go to one more at the end
         (drops,) = inside
         count = builder.sizes.of(x.shape[0])
@@ -287,25 +287,25 @@ def write_put(
                        else node, [0, 0] * (x.rank - 1) + [0, 1])  # fmt: skip
         node = builder.cast_to(more, "bool") if x.dtype == np.bool_ else more
     if how == "set":
-        given = _last_rows(builder, places, index, given, rows, node)
-    made = _put_rows(builder, node, index, given, how, rows)
-    return builder("narrow", made, 0, 0, builder.sizes.of(x.shape[0])) if inside else made
+        updates = _last_rows(builder, places, index, updates, rows, node)
+    result = _put_rows(builder, node, index, updates, how, rows)
+    return builder("narrow", result, 0, 0, builder.sizes.of(x.shape[0])) if inside else result
 
 
 def _last_rows(
-    builder: TorchGraph, places: TorchValue, index: Node, given: Node, rows: TorchValue, x: Node
+    builder: TorchGraph, places: TorchValue, index: Node, updates: Node, rows: TorchValue, x: Node
 ) -> Any:
     """Rows in which those that go to one place are the last of them, which has the derivative."""
     known, count = places.known, rows.shape[0]
     if same_size(count, 1) or (known is not None and len(set(known.tolist())) == known.size):
-        return given
+        return updates
     numbers = builder.arange_of(count, np.int64)
     table = builder("full", [builder("ops.aten.sym_size.int", x, 0)], 0, **builder.kind_of("int64"))
     table = builder("scatter_reduce", table, 0, index, numbers, "amax", include_self=True)
     last = builder("index_select", table, 0, index)
-    found = builder("index_select", builder("detach", given), 0, last)
+    found = builder("index_select", builder("detach", updates), 0, last)
     is_last = builder.reshape_to(builder("eq", last, numbers), [count] + [1] * (rows.rank - 1))
-    return builder("where", is_last, given, found)
+    return builder("where", is_last, updates, found)
 
 
 def _put_rows(

@@ -24,7 +24,7 @@ def _structs(values: Sequence[TorchValue | Aval]) -> list[Any]:
 
 
 def _items(builder: TorchGraph, found: Node) -> list[Any]:
-    return [builder.take_item(found, place) for place in range(len(builder.results))]
+    return [builder.take_item(found, index) for index in range(len(builder.results))]
 
 
 @rule("cond", when=is_of_two)
@@ -58,46 +58,46 @@ def write_while(
     body_nconsts: int,
     **_: object,
 ) -> Any:
-    held = operands[: cond_nconsts + body_nconsts]
+    consts = operands[: cond_nconsts + body_nconsts]
     state = operands[cond_nconsts + body_nconsts :]
     results = list(builder.results)
     carried = _structs(results)
-    structs = [*carried, *_structs(held)]
+    structs = [*carried, *_structs(consts)]
     count = len(carried)
 
-    def write_condition(given: Sequence[TorchValue]) -> Any:
-        return builder.inline(cond_jaxpr, [*given[count : count + cond_nconsts], *given[:count]])
+    def write_condition(values: Sequence[TorchValue]) -> Any:
+        return builder.inline(cond_jaxpr, [*values[count : count + cond_nconsts], *values[:count]])
 
-    def write_step(given: Sequence[TorchValue]) -> Any:
-        return builder.inline(body_jaxpr, [*given[count + cond_nconsts :], *given[:count]])
+    def write_step(values: Sequence[TorchValue]) -> Any:
+        return builder.inline(body_jaxpr, [*values[count + cond_nconsts :], *values[:count]])
 
     going, step = (builder.body_of(each, structs) for each in (write_condition, write_step))
     builder.results = results
     loop = builder.loops.While(going, step, count)
-    return _items(builder, builder.add_part(loop, "while", *builder.operands_of([*state, *held])))
+    return _items(builder, builder.add_part(loop, "while", *builder.operands_of([*state, *consts])))
 
 
 @rule("scan")
-def write_scan(builder: TorchGraph, *operands: TorchValue, **told: Any) -> Any:
-    constants, state, rows = scan_operands(told, operands)
+def write_scan(builder: TorchGraph, *operands: TorchValue, **params: Any) -> Any:
+    constants, state, rows = scan_operands(params, operands)
     results = list(builder.results)
     count = len(state)
     carried = _structs(results[:count])
     pieces = [jax.ShapeDtypeStruct(each.shape[1:], each.dtype) for each in rows]
     structs = [*carried, *pieces, *_structs(constants)]
 
-    def write_step(given: Sequence[TorchValue]) -> Any:
-        first = given[count + len(rows) :]
-        return builder.inline(told["jaxpr"], [*first, *given[: count + len(rows)]])
+    def write_step(values: Sequence[TorchValue]) -> Any:
+        first = values[count + len(rows) :]
+        return builder.inline(params["jaxpr"], [*first, *values[: count + len(rows)]])
 
     body = builder.body_of(write_step, structs)
     builder.results = results
-    length = builder.sizes.of(told["length"])
+    length = builder.sizes.of(params["length"])
     stacked = [(builder.sizes.shape(e.shape), builder.kind_of(e.dtype)) for e in results[count:]]
-    loop = builder.loops.RowLoop(body, count, len(rows), bool(told["reverse"]), builder.trains)
-    given = builder.operands_of([*state, *rows, *constants])
+    loop = builder.loops.RowLoop(body, count, len(rows), bool(params["reverse"]), builder.trains)
+    nodes = builder.operands_of([*state, *rows, *constants])
     empty = [builder("empty", shape, **kind) for shape, kind in stacked]
-    return _items(builder, builder.add_part(loop, "scan", length, tuple(empty), *given))
+    return _items(builder, builder.add_part(loop, "scan", length, tuple(empty), *nodes))
 
 
 @rule("own_rule")
@@ -112,16 +112,16 @@ def own_rule(builder: TorchGraph, *operands: TorchValue, key: int) -> Any:
     operands = operands[-len(rule.equation.invars) :]  # after constants of its program
     if not builder.live:
         fixed = [_detached(builder, each) for each in operands]
-        moves = [_difference(builder, operands[place]) for place in rule.floats]
-        made = builder.write(rule.forward, fixed)
+        moves = [_difference(builder, operands[index]) for index in rule.floats]
+        outputs = builder.write(rule.forward, fixed)
         slopes = builder.write(rule.tangent_program(), [*fixed, *moves])
         return [
-            builder("add", builder.node_of(y), _finite(builder, t)) for y, t in zip(made, slopes)
+            builder("add", builder.node_of(y), _finite(builder, t)) for y, t in zip(outputs, slopes)
         ]
     structs, outer = _structs(operands), _structs(results)
-    forward = builder.body_of(lambda given: builder.write(rule.forward, given), structs)
+    forward = builder.body_of(lambda values: builder.write(rule.forward, values), structs)
     backward = builder.body_of(
-        lambda given: builder.write(rule.backward_program(), given), [*structs, *outer]
+        lambda values: builder.write(rule.backward_program(), values), [*structs, *outer]
     )
     builder.results = results
     loop = builder.loops.OwnGradient(forward, backward, rule.floats, len(operands))
@@ -134,8 +134,8 @@ def _detached(builder: TorchGraph, x: TorchValue) -> TorchValue:
 
 def _difference(builder: TorchGraph, x: TorchValue) -> TorchValue:
     node = builder.node_of(x)
-    made = builder("sub", node, builder("detach", node))
-    return TorchValue(builder("where", builder("isfinite", node), made, 0.0), x.dtype, x.shape)
+    delta = builder("sub", node, builder("detach", node))
+    return TorchValue(builder("where", builder("isfinite", node), delta, 0.0), x.dtype, x.shape)
 
 
 def _finite(builder: TorchGraph, x: TorchValue) -> Any:

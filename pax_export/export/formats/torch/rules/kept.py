@@ -33,12 +33,12 @@ def write_attention(
 ) -> Any:
     nodes = [builder.node_of(each) for each in (query, key, value)]
     mask = [builder.node_of(each) if each.thin is None or each.bare else each.thin for each in bias]
-    made = builder("nn.functional.scaled_dot_product_attention", *nodes, *mask, scale=scale)
-    made = builder.transpose_axes(made, [0, 2, 1, 3])
+    output = builder("nn.functional.scaled_dot_product_attention", *nodes, *mask, scale=scale)
+    output = builder.transpose_axes(output, [0, 2, 1, 3])
     if builder.live:
-        return made
+        return output
     # ExecuTorch puts other calls here, whose result has another order in memory, and views fail.
-    return builder("clone", made, memory_format=builder.dtype_of("contiguous_format"))
+    return builder("clone", output, memory_format=builder.dtype_of("contiguous_format"))
 
 
 @rule("mean")
@@ -81,7 +81,7 @@ def write_dft(builder: TorchGraph, x: TorchValue) -> Any:
 def _gates(builder: TorchGraph, array: Node, order: Sequence[int]) -> Any:
     """The blocks of rows of a weight in another order."""
     parts = builder("chunk", array, len(order), 0)
-    return builder("cat", [builder.take_item(parts, place) for place in order], 0)
+    return builder("cat", [builder.take_item(parts, index) for index in order], 0)
 
 
 def _recurrent(function: str, order: Sequence[int], relu: str = "") -> Callable:
@@ -104,17 +104,17 @@ def _recurrent(function: str, order: Sequence[int], relu: str = "") -> Callable:
         name = {"rnn": f"rnn_{activation}"}.get(function, function)
         weights = [builder("select", builder.node_of(each), 0, 0) for each in (w, r, b)]
         biases = builder("chunk", weights[2], 2, 0)
-        given = [*weights[:2], *(builder.take_item(biases, place) for place in (0, 1))]
+        params = [*weights[:2], *(builder.take_item(biases, index) for index in (0, 1))]
         if len(order) > 1:
-            given = [_gates(builder, each, order) for each in given]
+            params = [_gates(builder, each, order) for each in params]
         node = builder.node_of(x)
         node = builder("flip", node, [0]) if reverse else node
         starts = [builder("unsqueeze", builder.node_of(each), 0) for each in states]
         state = starts if function == "lstm" else starts[0]
-        made = builder(name, node, state, given, True, 1, 0.0, False, False, False)
-        outputs = builder.take_item(made, 0)
+        results = builder(name, node, state, params, True, 1, 0.0, False, False, False)
+        outputs = builder.take_item(results, 0)
         outputs = builder("flip", outputs, [0]) if reverse else outputs
-        last = [builder.take_item(made, place + 1) for place in range(len(states))]
+        last = [builder.take_item(results, index + 1) for index in range(len(states))]
         return [outputs, *(builder("select", each, 0, 0) for each in last)]
 
     return write_loop

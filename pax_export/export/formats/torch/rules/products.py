@@ -36,8 +36,8 @@ def dot_general(
         count = dot_product(builder, x, y, dimension_numbers, result.shape, "float32")
         return builder("ne", count, 0)
     if kind == "float16":  # of which torch has no batched product on every processor
-        made = dot_product(builder, x, y, dimension_numbers, result.shape, "float32")
-        return builder.cast_to(made, kind)
+        product = dot_product(builder, x, y, dimension_numbers, result.shape, "float32")
+        return builder.cast_to(product, kind)
     return dot_product(builder, x, y, dimension_numbers, result.shape, kind)
 
 
@@ -71,14 +71,14 @@ def dot_product(
             left = builder.reshape_to(
                 left, [lines, inner[0] if len(inner) == 1 else math.prod(inner)]
             )
-        made = builder("mm", left, right)
-        return made if len(rows) == len(columns) == 1 else builder.reshape_to(made, shape)
+        dot = builder("mm", left, right)
+        return dot if len(rows) == len(columns) == 1 else builder.reshape_to(dot, shape)
     if len(batch) > 1:
         outer, depth = math.prod(batch), math.prod(inner)
         left = builder.reshape_to(left, [outer, lines, depth])
         right = builder.reshape_to(right, [outer, depth, math.prod(columns)])
-    made = builder("bmm", left, right)
-    return made if len(batch) == len(rows) == len(columns) == 1 else builder.reshape_to(made, shape)
+    dot = builder("bmm", left, right)
+    return dot if len(batch) == len(rows) == len(columns) == 1 else builder.reshape_to(dot, shape)
 
 
 # --- convolutions -----------------------------------------------------------
@@ -129,20 +129,21 @@ def conv_general_dilated(
     count = len(taps) - 2
     gaps = [int(each) for each in rhs_dilation]
     steps = [int(each) for each in window_strides]
-    told = _transposed(taps[2:], window_strides, padding, lhs_dilation, rhs_dilation)
-    if told is not None:
+    transposed_pads = _transposed(taps[2:], window_strides, padding, lhs_dilation, rhs_dilation)
+    if transposed_pads is not None:
         right = _transposed_kernel(builder, right, taps, feature_group_count)
-        made = builder(
+        output = builder(
             f"nn.functional.conv_transpose{count}d", left, right, None,
-            [int(each) for each in lhs_dilation], told[0], told[1], int(feature_group_count), gaps,
+            [int(each) for each in lhs_dilation], transposed_pads[0], transposed_pads[1],
+            int(feature_group_count), gaps,
         )  # fmt: skip
     else:
         pads, left = _pads(builder, left, padding)
-        made = builder(
+        output = builder(
             f"nn.functional.conv{count}d", left, right, None, steps, pads, gaps,
             int(feature_group_count),
         )  # fmt: skip
-    return builder.transpose_axes(made, [int(axis) for axis in np.argsort(out_spec)])
+    return builder.transpose_axes(output, [int(axis) for axis in np.argsort(out_spec)])
 
 
 def _pads(
@@ -196,9 +197,9 @@ def _transposed_kernel(builder: TorchGraph, kernel: Node, taps: Sequence[int], g
 
 def _moving_axes(params: Mapping[str, Any]) -> list[int]:
     """The axes along which windows move."""
-    told = (params[f"window_{name}"] for name in ("dimensions", "strides"))
+    windows = (params[f"window_{name}"] for name in ("dimensions", "strides"))
     still = [(1, 1, (0, 0))] * len(params["padding"])
-    return [at for at, each in enumerate(zip(*told, params["padding"])) if each != still[at]]
+    return [at for at, each in enumerate(zip(*windows, params["padding"])) if each != still[at]]
 
 
 def _is_pool(equation: Equation) -> bool:
@@ -217,7 +218,7 @@ def _pool(
     moving, padding = _moving_axes(window), window["padding"]
     others = [axis for axis in range(len(shape)) if axis not in moving]
     order = [*others, *moving]
-    made = [builder.results[0].shape[axis] for axis in order]
+    pooled_shape = [builder.results[0].shape[axis] for axis in order]
     node = builder.transpose_axes(filled_around(builder, x, padding, filling), order)
     # torch.export fixes sizes in pools along one axis: they are along two.
     more = [1] if len(moving) == 1 else []
@@ -229,14 +230,14 @@ def _pool(
     sizes = ([*more, *(int(window[name][axis]) for axis in moving)]
              for name in ("window_dimensions", "window_strides"))  # fmt: skip
     node = builder(f"nn.functional.{kind}_pool{len(moving) + len(more)}d", node, *sizes)
-    node = node if is_whole else builder.reshape_to(node, made)
+    node = node if is_whole else builder.reshape_to(node, pooled_shape)
     return builder.transpose_axes(node, [int(axis) for axis in np.argsort(order)])
 
 
 @rule("reduce_window_sum", when=_is_pool)
 def sum_pool(builder: TorchGraph, x: TorchValue, **window: Any) -> Any:
-    made = _pool(builder, "avg", builder.node_of(x), x.shape, 0.0, window)
-    return builder("mul", made, math.prod(map(int, window["window_dimensions"])))
+    averages = _pool(builder, "avg", builder.node_of(x), x.shape, 0.0, window)
+    return builder("mul", averages, math.prod(map(int, window["window_dimensions"])))
 
 
 @rule("reduce_window_max", when=_is_pool)
@@ -283,7 +284,7 @@ def triangular_solve(
 @rule("lu", when=_is_real)
 def write_lu(builder: TorchGraph, x: TorchValue) -> Any:
     found = builder("linalg.lu_factor_ex", builder.node_of(x))
-    both, pivots = (builder.take_item(found, place) for place in range(2))
+    both, pivots = (builder.take_item(found, index) for index in range(2))
     # The row of which column is 1 in a matrix of exchanges.
     moves = builder.take_item(builder("lu_unpack", both, pivots, unpack_data=False), 0)
     return [both, builder("sub", pivots, 1), builder.cast_to(builder("argmax", moves, -2), "int32")]
@@ -320,7 +321,7 @@ def write_svd(
     if not compute_uv:
         return [builder("linalg.svdvals", builder.node_of(x))]
     found = builder("linalg.svd", builder.node_of(x), full_matrices=full_matrices)
-    u, s, v = (builder.take_item(found, place) for place in range(3))
+    u, s, v = (builder.take_item(found, index) for index in range(3))
     return [s, u, v]
 
 
@@ -332,4 +333,4 @@ def write_qr(
         raise NotInTargetError("with pivoting")
     mode = "complete" if full_matrices else "reduced"
     found = builder("linalg.qr", builder.node_of(x), mode)
-    return [builder.take_item(found, place) for place in range(2)]
+    return [builder.take_item(found, index) for index in range(2)]
