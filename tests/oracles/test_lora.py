@@ -125,10 +125,11 @@ def test_adapters_of_a_tied_embedding_give_the_logits_of_peft(whole, tmp_path):
             if "modules_to_save" in name or "lora_embedding" in name:
                 parameter.add_(torch.randn_like(parameter) * 0.3)
     model.save_pretrained(tmp_path / "adapter")
-    rename = {**_LLAMA, "embed": "model.embed_tokens", "head": "lm_head"}
+    rename = {**_LLAMA, "embed": "model.embed_tokens"}
+    with_head = {**rename, "head": "lm_head"}
     with pytest.raises(PaxError):
-        adapters.load(lm, tmp_path / "adapter", rename=rename)
-    tuned = adapters.load(lm.untied(), tmp_path / "adapter", rename=rename)
+        adapters.load(lm, tmp_path / "adapter", rename=with_head)
+    tuned = adapters.load(lm.untied(), tmp_path / "adapter", rename=with_head)
     assert_close(tuned(TOKENS), logits_of(model), rtol=3e-5)
     tuned = disturbed(adapters.add(lm, "embed", 3))
     adapters.save(tuned, tmp_path / "own", rename=rename)
@@ -176,7 +177,8 @@ def test_a_merged_adapter_says_in_each_runtime_what_peft_says(format, tmp_path):
         report = generation.export(lm, path, format=format, max_length=32, **given)
     else:
         report = generation.save_pretrained(lm, tmp_path / "saved", **given)
-    assert report.validated == "process" and not report.differs
+    assert report.validated == "process"
+    assert all("eos_token" in each for each in report.differs)
     # The runtime says what jax says, and jax what peft says.
     for prompt in prompts:
         ours = generation.generate(lm, [prompt], max_new_tokens=6)[0].tolist()
