@@ -85,8 +85,8 @@ if TYPE_CHECKING:
         def replace(self, **changed: Any) -> Jaxpr: ...
 
     #: A program of ours or of jax; `jaxpr_of` opens it.
-    ClosedJaxpr: TypeAlias = Jaxpr | core.Jaxpr
-    TracedProgram: TypeAlias = ClosedJaxpr
+    ClosedJaxpr: TypeAlias = Jaxpr | core.ClosedJaxpr
+    TracedProgram: TypeAlias = ClosedJaxpr | core.Jaxpr
 else:
     Array = ArrayLike = DTypeLike = PRNGKey = AnyMesh = Size = HasShape = Any
     Aval = Var = Literal = Atom = Primitive = Equation = Jaxpr = ClosedJaxpr = TracedProgram = Any
