@@ -86,7 +86,7 @@ class Traced:
         operands: Sequence[Any],
         count: int | None = None,
         keep_derivatives: bool = True,
-        program: ClosedJaxpr | None = None,
+        program: TracedProgram | None = None,
     ) -> list[Any]:
         """Runs the program on `structs` and `constants`; `count` limits it to the first results.
 
