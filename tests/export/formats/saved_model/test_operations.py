@@ -326,6 +326,35 @@ def test_custom_derivatives_stay_those_of_the_model(tmp_path):
     np.testing.assert_array_equal(tape.gradient(y, x), np.ones((1, 3)))
 
 
+@jax.custom_vjp
+def _with_clipped_slope(x):
+    return x * 2
+
+
+_with_clipped_slope.defvjp(
+    lambda x: (_with_clipped_slope(x), None), lambda _, slope: (jnp.clip(slope, -0.1, 0.1),)
+)
+
+
+def test_a_custom_derivative_that_tensorflow_differentiates(tmp_path):
+    params, function = {"w": jnp.ones(3)}, lambda params, x: _with_clipped_slope(x * params["w"])
+    _exported((params, function), tmp_path / "m", spec("b, 3"), trainable=True)
+    loaded = tf.saved_model.load(str(tmp_path / "m"))
+    x = np.array([[0.3, 1.7, 2.2]], np.float32)
+    given = tf.constant(x)
+    with tf.GradientTape() as outer:
+        outer.watch(given)
+        with tf.GradientTape() as tape:
+            tape.watch(given)
+            (result,) = loaded.signatures["serving_default"](x=given).values()
+            total = tf.reduce_sum(0.05 * result**2)
+        slope = tape.gradient(total, given)
+    first = jax.grad(lambda x: (0.05 * function(params, x) ** 2).sum())
+    second = jax.grad(lambda x: first(x).sum())
+    np.testing.assert_allclose(slope, first(x), rtol=1e-6)
+    np.testing.assert_allclose(outer.gradient(slope, given), second(x), rtol=1e-6)
+
+
 def test_empty_batches_of_convolutions(tmp_path):
     """Of no images, TensorFlow's convolution has the shape of its input."""
     net = pax.Sequential(pax.Conv2D(3, 8, 3), jax.nn.relu, pax.Conv2D(8, 4, 3))

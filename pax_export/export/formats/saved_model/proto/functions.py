@@ -85,8 +85,10 @@ class _SignatureModule:
 
 def _signature_modules(signature: Signature) -> list[_SignatureModule]:
     forward, gradients = signature.forward, signature.gradients
-    if forward.lowered.differentiates:  # in TensorFlow, operation by operation
-        gradients = ()
+    calls = [forward, *(gradient.call for gradient in gradients)]
+    by_operations = (n for n, call in enumerate(calls) if call.lowered.differentiates)
+    last = next(by_operations, len(gradients))  # TensorFlow differentiates it by its operations
+    gradients, calls = gradients[:last], calls[: last + 1]
     variables = [Operand("variable", index) for index in forward.variables]
     inputs = [Operand("input", index) for index in range(len(signature.input_names))]
     every = [*variables, *inputs, *(Operand("variable", index) for index in forward.constants)]
@@ -97,7 +99,6 @@ def _signature_modules(signature: Signature) -> list[_SignatureModule]:
         spaces.append(every)
     modules: list[_SignatureModule] = []
     needed: dict[Operand, None] = {}
-    calls = [forward, *(gradient.call for gradient in gradients)]
     for order in reversed(range(len(calls))):
         lowered = calls[order].lowered
         operands = tuple(spaces[order][index] for index in lowered.used)
