@@ -158,11 +158,12 @@ def test_missing_opax_is_named():
     assert code(
         """
 import sys
-class Hidden:
-    def find_spec(self, name, path, target=None):
-        return None
 from importlib.machinery import PathFinder
-sys.meta_path[sys.meta_path.index(PathFinder)] = Hidden()
+class Hidden(PathFinder):  # modules, but not what is installed
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None
+sys.meta_path[sys.meta_path.index(PathFinder)] = Hidden
 """.replace("sys.meta_path[", "import pax_export; pax_export.install_as_pax()\nsys.meta_path[")
         + """
 try:

@@ -162,8 +162,8 @@ def test_invalid_arguments_are_refused_before_any_work(format, tmp_path, monkeyp
         (kind, "export: prompts: tokens", "input_ids", {"prompts": {"input_ids": [[1]]}}),
         (kind, "tokenizer", "int: 3", {"tokenizer": 3}),
         (kind, "export", "Linear", {"lm": pax.Linear(2, 3)}),
-        (value, "None", "validate='process'", {"validate": "process"}),
-        (value, "None", "overwrite='no'", {"overwrite": "no"}),
+        (value, "validate", "'process'", {"validate": "process"}),
+        (value, "overwrite", "'no'", {"overwrite": "no"}),
     ):
         given = {"lm": lm, "tokenizer": tokenizer, "max_length": 16, **options}
         with refused(error, got, where=where):
@@ -386,7 +386,7 @@ def test_a_missing_runtime_is_reported(tmp_path, monkeypatch):
             lm, tmp_path / "served", format="genai", tokenizer=byte_level(), max_length=16
         )
     assert report.validated is None and report.left_out == ("not validated",)
-    with refused(pax.errors.InvalidArgumentError, "validate='process'"):
+    with refused(pax.errors.InvalidArgumentError, "'process'", where="validate"):
         pax.generation.save_pretrained(lm, tmp_path / "saved", validate="process")
     with refused(pax.errors.ExportPathError, "onnxruntime-genai"):
         pax.export.load(tmp_path / "served")
@@ -640,9 +640,9 @@ def test_products_in_float32(tmp_path):
             assert b"DequantizeLinear" in found[1] and b"DequantizeLinear" not in found[0]
     report = export(small, tmp_path / "web", format="web", **options)
     assert report.details["quantized"]["accuracy_level"] == 1  # by default
-    with refused(pax.errors.InvalidArgumentError, "accuracy_level=0"):
+    with refused(pax.errors.InvalidArgumentError, where="accuracy_level", got="0"):
         export(small, tmp_path / "a", format="genai", accuracy_level=0, **options)
-    with refused(pax.errors.InvalidArgumentError, "accuracy_level=1"):
+    with refused(pax.errors.InvalidArgumentError, where="accuracy_level", got="1", write="4"):
         export(small, tmp_path / "a.gguf", format="gguf", accuracy_level=1, **options)
 
 
