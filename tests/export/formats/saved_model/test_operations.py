@@ -351,8 +351,8 @@ def test_a_custom_derivative_that_tensorflow_differentiates(tmp_path):
         slope = tape.gradient(total, given)
     first = jax.grad(lambda x: (0.05 * function(params, x) ** 2).sum())
     second = jax.grad(lambda x: first(x).sum())
-    np.testing.assert_allclose(slope, first(x), rtol=1e-6)
-    np.testing.assert_allclose(outer.gradient(slope, given), second(x), rtol=1e-6)
+    assert_close(slope, first(x))
+    assert_close(outer.gradient(slope, given), second(x))
 
 
 def test_empty_batches_of_convolutions(tmp_path):
