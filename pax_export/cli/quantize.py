@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import tempfile
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from pax_export._foundations.errors import InvalidArgumentError
-from pax_export._foundations.files import single_file
+from pax_export._foundations.files import single_file, stale_temporaries
 from pax_export.cli import _factory
 from pax_export.cli._command import DONE, Commands, add_command, add_shared_options, print_result
 
@@ -123,10 +122,10 @@ def _run_in(name: str, net: Any, small: Any, batches: list[tuple[np.ndarray, ...
     from pax_export.quantization import compare_runtime
 
     write = import_function(all_formats()[name].export)
-    with tempfile.TemporaryDirectory() as folder:
+    with stale_temporaries.scratch() as folder:
         files = []
         for each in (net, small):
-            path = Path(folder, str(len(files)))
+            path = folder / str(len(files))
             shapes = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in batches[0])
             write(each, path, shapes, validate=False, card=False)
             files.append(load(path))
