@@ -355,6 +355,14 @@ def test_a_custom_derivative_that_tensorflow_differentiates(tmp_path):
     assert_close(outer.gradient(slope, given), second(x))
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32"])
+def test_negative_unsigned_numbers_wrap(tmp_path, dtype):
+    _exported(lambda x: -x, tmp_path / "m", spec("b", dtype), validate=False)
+    x = np.array([0, 1, 2, np.iinfo(dtype).max], dtype)
+    (y,) = tf.saved_model.load(str(tmp_path / "m")).signatures["serving_default"](x=x).values()
+    np.testing.assert_array_equal(y, -x)
+
+
 def test_empty_batches_of_convolutions(tmp_path):
     """Of no images, TensorFlow's convolution has the shape of its input."""
     net = pax.Sequential(pax.Conv2D(3, 8, 3), jax.nn.relu, pax.Conv2D(8, 4, 3))

@@ -108,7 +108,9 @@ def abs_(builder: NodeBuilder, x: Output) -> Output:
 
 @rule("neg")
 def neg(builder: NodeBuilder, x: Output) -> Output:
-    return builder("Sub", builder.like(0, x), x) if x.dtype.kind == "u" else builder("Neg", x)
+    if x.dtype.kind == "u":  # of 0 - x, Grappler makes `Neg`, which has no unsigned kernels
+        return builder("Mul", x, ~np.zeros((), x.dtype))
+    return builder("Neg", x)
 
 
 @rule("sign")
