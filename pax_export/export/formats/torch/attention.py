@@ -142,6 +142,9 @@ class _Finder:
         self._makers = {out: each for each in jaxpr.eqns for out in each.outvars}
         read = [*jaxpr.outvars, *(atom for each in jaxpr.eqns for atom in each.invars)]
         self._uses = Counter(atom for atom in read if not is_literal(atom))
+        # Each variable is looked at once, however many ways lead to it.
+        self._scores_of: dict[Atom, _Scores | None] = {}
+        self._moderate: dict[Atom, bool] = {}
 
     def attention_of(self, equation: Equation) -> _Attention | None:
         """The attention whose second product an equation is."""
@@ -174,6 +177,13 @@ class _Finder:
             atom = equation.invars[0]
 
     def _scores(self, atom: Atom) -> _Scores | None:
+        if is_literal(atom):
+            return None
+        if atom not in self._scores_of:
+            self._scores_of[atom] = self._find_scores(atom)
+        return self._scores_of[atom]
+
+    def _find_scores(self, atom: Atom) -> _Scores | None:
         atom, axes = self._turned(atom)
         equation = self._made_by(atom, "dot_general", "select_n", "add", "mul", "div")
         if equation is None:
@@ -216,9 +226,11 @@ class _Finder:
         equation = self._makers.get(atom)
         if equation is None:
             return False
-        return equation.primitive.name == "dot_general" or all(
-            map(self._is_moderate, equation.invars)
-        )
+        if atom not in self._moderate:
+            self._moderate[atom] = equation.primitive.name == "dot_general" or all(
+                map(self._is_moderate, equation.invars)
+            )
+        return self._moderate[atom]
 
 
 def _under(scores: _Scores, axes: Axes) -> _Scores:

@@ -224,24 +224,28 @@ def _ties(params, x):
     return jnp.maximum(x * params["w"], 0) + jax.nn.relu(x) + x.max(-1, keepdims=True)
 
 
-def test_tensorflow_differentiates_the_graph_itself(tmp_path):
-    model = {"w": jnp.ones(3)}, _ties
-    _exported(model, tmp_path / "m", spec("b, 3"), trainable=True)
-    assert _functions(tmp_path / "m") == 1  # none of gradients
-    loaded = tf.saved_model.load(str(tmp_path / "m"))
-    x = np.array([[0, 0, 1], [2, 2, -1]], np.float32)
-    given = tf.constant(x)
+def _two_slopes(path, x, function):
+    """The slope of the sum of a function of the output, and the slope of its sum."""
+    loaded, given = tf.saved_model.load(str(path)), tf.constant(x)
     with tf.GradientTape() as second:
         second.watch(given)
         with tf.GradientTape() as first:
             first.watch(given)
             (y,) = loaded.signatures["serving_default"](x=given).values()
-            total = tf.reduce_sum(y**3)
+            total = tf.reduce_sum(function(y))
         slopes = first.gradient(total, given)
+    return slopes, second.gradient(slopes, given)
+
+
+def test_tensorflow_differentiates_the_graph_itself(tmp_path):
+    model = {"w": jnp.ones(3)}, _ties
+    _exported(model, tmp_path / "m", spec("b, 3"), trainable=True)
+    assert _functions(tmp_path / "m") == 1  # none of gradients
+    x = np.array([[0, 0, 1], [2, 2, -1]], np.float32)
+    slopes, curved = _two_slopes(tmp_path / "m", x, lambda y: y**3)
     wanted = jax.grad(lambda x: (_ties(model[0], x) ** 3).sum())
     assert_close(slopes, wanted(x), rtol=1e-5)
-    curved = jax.grad(lambda x: wanted(x).sum())(x)
-    assert_close(second.gradient(slopes, given), curved, rtol=1e-5)
+    assert_close(curved, jax.grad(lambda x: wanted(x).sum())(x), rtol=1e-5)
 
 
 def _turns(params, x):
@@ -339,20 +343,12 @@ _with_clipped_slope.defvjp(
 def test_a_custom_derivative_that_tensorflow_differentiates(tmp_path):
     params, function = {"w": jnp.ones(3)}, lambda params, x: _with_clipped_slope(x * params["w"])
     _exported((params, function), tmp_path / "m", spec("b, 3"), trainable=True)
-    loaded = tf.saved_model.load(str(tmp_path / "m"))
     x = np.array([[0.3, 1.7, 2.2]], np.float32)
-    given = tf.constant(x)
-    with tf.GradientTape() as outer:
-        outer.watch(given)
-        with tf.GradientTape() as tape:
-            tape.watch(given)
-            (result,) = loaded.signatures["serving_default"](x=given).values()
-            total = tf.reduce_sum(0.05 * result**2)
-        slope = tape.gradient(total, given)
+    slopes, curved = _two_slopes(tmp_path / "m", x, lambda y: 0.05 * y**2)
     first = jax.grad(lambda x: (0.05 * function(params, x) ** 2).sum())
     second = jax.grad(lambda x: first(x).sum())
-    assert_close(slope, first(x))
-    assert_close(outer.gradient(slope, given), second(x))
+    assert_close(slopes, first(x))
+    assert_close(curved, second(x))
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32"])

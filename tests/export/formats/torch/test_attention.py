@@ -135,3 +135,12 @@ def test_a_program_for_inference_joins_masks_that_are_added():
     function = attention(lambda s, x: s + jnp.where(x[:, None, None, :, 0] > 0, 0.0, -1e9))[1]
     module = as_torch((weights(), function), spec("batch, time, 16"), trainable=False)
     assert "scaled_dot_product_attention" in module.code()
+
+
+def test_a_deep_sum_before_a_softmax_is_looked_at_once():
+    def function(x):
+        for _ in range(60):  # two ways lead to each of them, so 2^60 to the first
+            x = x + x * 0.01
+        return jax.nn.softmax(x) @ jnp.ones((4, 2))
+
+    assert "softmax" in as_torch(function, spec("3, 4"), validate=False).code()
