@@ -18,9 +18,9 @@ from pax_export._foundations.errors import (
     WeightsFileError,
     a_few,
 )
-from pax_export._foundations.files import directory
-from pax_export._foundations.files.overwrite_guard import Belongs, some_names
-from pax_export._foundations.files.paths import read_small_file
+from pax_export._foundations.files import atomic
+from pax_export._foundations.files.own_files import Belongs, some_names
+from pax_export._foundations.files.system import read_small_file
 from pax_export.adapters import _layer as layers
 from pax_export.adapters import _peft as peft
 from pax_export.adapters._lora import LoRA
@@ -118,7 +118,7 @@ def save(
     config = peft.config_of(saved, list(dict.fromkeys(whole)))
     changed = {peft.rename_path(path, rename) for path in _tied_layers(net)}
     config["ensure_weight_tying"] = not changed.isdisjoint((*saved, *whole))
-    with directory.replace_path(folder, _recognize_adapters) as temporary:
+    with atomic.replace_directory(folder, _recognize_adapters) as temporary:
         save_weights(arrays, temporary / peft.WEIGHTS)
         text = json.dumps(config, indent=2) + "\n"
         (temporary / peft.CONFIG).write_text(text, encoding="utf-8")

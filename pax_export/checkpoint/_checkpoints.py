@@ -21,9 +21,9 @@ from pax_export._foundations.errors import (
     InvalidArgumentError,
     MissingCheckpointError,
 )
-from pax_export._foundations.files import directory as directories
-from pax_export._foundations.files.overwrite_guard import files, format_names, some_names
-from pax_export._foundations.files.paths import as_path
+from pax_export._foundations.files import atomic
+from pax_export._foundations.files.own_files import files, format_names, some_names
+from pax_export._foundations.files.system import as_path
 from pax_export._foundations.types import AnyMesh
 from pax_export.checkpoint import _orbax
 from pax_export.checkpoint._checkpoint import Checkpoint, Restored, shardings_of
@@ -78,7 +78,7 @@ class Checkpoints:
         self._open_path = ExitStack()
         self._metrics: dict[int, dict[str, float]] = {}
         self._writing: int | None = None
-        if directories.is_remote(directory):
+        if atomic.is_remote(directory):
             raise self._no_directory("a path of another machine")
 
     # --- contents ------------------------------------------------------------------

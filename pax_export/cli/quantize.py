@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from pax_export._foundations.errors import InvalidArgumentError
-from pax_export._foundations.files import single_file, stale_temporaries
+from pax_export._foundations.files import atomic
 from pax_export.cli import _factory
 from pax_export.cli._command import DONE, Commands, add_command, add_shared_options, print_result
 
@@ -87,7 +87,7 @@ def _run_quantize(options: argparse.Namespace) -> int:
 
     path = Path(options.file) if options.file else None
     if path is not None:  # before any work; saving looks at the file itself
-        single_file.check(path, (lambda _: lambda name: True) if options.overwrite else None)
+        atomic.check_file(path, (lambda _: lambda name: True) if options.overwrite else None)
     batches = [_read_batch(file) for file in options.batch or ()]
     if options.runtime and not batches:
         raise InvalidArgumentError(
@@ -122,7 +122,7 @@ def _run_in(name: str, net: Any, small: Any, batches: list[tuple[np.ndarray, ...
     from pax_export.quantization import compare_runtime
 
     write = import_function(all_formats()[name].export)
-    with stale_temporaries.scratch() as folder:
+    with atomic.scratch() as folder:
         files = []
         for each in (net, small):
             path = folder / str(len(files))

@@ -12,8 +12,8 @@ from typing import IO, Any
 import numpy as np
 
 from pax_export._foundations.errors import ExportPathError, InvalidArgumentError
-from pax_export._foundations.files import npz, overwrite_guard, single_file
-from pax_export._foundations.files.paths import unusual_type
+from pax_export._foundations.files import atomic, own_files
+from pax_export._foundations.files.system import unusual_type
 from pax_export._foundations.optional import require
 from pax_export.cli import _factory
 from pax_export.cli._command import DONE, Commands, add_command, add_shared_options, print_result
@@ -181,12 +181,12 @@ def _save_outputs(file: Path, outputs: Mapping[str, np.ndarray]) -> None:
         raise ExportPathError(
             "The path is not an archive of outputs by pax-export, so it is not replaced.",
             where=str(file),
-            got=f"a file that {overwrite_guard.read_beginning(path)}",
+            got=f"a file that {own_files.read_beginning(path)}",
             write="another path, or remove it yourself",
         )
     try:
         with _stream_to(path) as stream:
-            npz.write(stream, arrays)
+            own_files.write_npz(stream, arrays)
     except OSError as error:
         raise ExportPathError(
             "The outputs cannot be written.", where=str(file), got=error
@@ -200,9 +200,9 @@ def _stream_to(path: Path) -> Iterator[IO[bytes]]:
         with path.open("wb") as stream:
             yield stream
     else:
-        with single_file.replace_path(path, npz.recognize_npz) as file, file.open("wb") as stream:
+        with atomic.replace_file(path, own_files.recognize_npz) as file, file.open("wb") as stream:
             yield stream
 
 
 def _holds_something_else(path: Path) -> bool:
-    return path.is_file() and path.stat().st_size > 0 and npz.recognize_npz(path) is None
+    return path.is_file() and path.stat().st_size > 0 and own_files.recognize_npz(path) is None

@@ -13,7 +13,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 import jax
 from jax.tree_util import tree_leaves
 
-from pax_export._foundations.tracebacks import hide_frames
+from pax_export._foundations.errors import hide_frames
 from pax_export._foundations.types import Equation
 from pax_export.core._edit import with_class
 from pax_export.core._static import LABEL, Label

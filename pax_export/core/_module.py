@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
 import jax
 
-from pax_export._foundations.errors import InvalidArgumentError, InvalidArgumentTypeError
-from pax_export._foundations.tracebacks import hide_frames
+from pax_export._foundations.errors import (
+    InvalidArgumentError,
+    InvalidArgumentTypeError,
+    hide_frames,
+)
 from pax_export._foundations.types import PyTree
 from pax_export.core import _check, _edit, _methods, _parameters, _scopes, _summary, _tree
 from pax_export.core._containers import READ_ONLY, copy_containers

@@ -11,8 +11,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import jax
 import numpy as np
 
-from pax_export._foundations.errors import InvalidArgumentTypeError
-from pax_export._foundations.tracebacks import hide_frames
+from pax_export._foundations.errors import InvalidArgumentTypeError, hide_frames
 from pax_export._foundations.types import PyTree
 from pax_export.core._check import check_sharing, refuse_hidden
 from pax_export.core._scopes import Copies, give_back, open_modules, refresh_kinds, with_own_arrays

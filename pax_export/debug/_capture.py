@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
+from pax_export._foundations import tables
 from pax_export._foundations.errors import (
     InvalidArgumentError,
     UnsupportedOperationError,
 )
-from pax_export._foundations.files import html_text
 from pax_export._foundations.jax import scan_operands
 from pax_export._foundations.jaxpr import (
     bind_equation,
@@ -428,7 +428,7 @@ class Table(dict):
 
     def _repr_html_(self) -> str:
         head, *rows = self._table_lines()
-        return html_text.block("", html_text.grid(head, rows))
+        return tables.block("", tables.grid(head, rows))
 
     def __str__(self) -> str:
         lines = self._table_lines()

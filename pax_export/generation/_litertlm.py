@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from pax_export import export as exporters
 from pax_export._foundations.errors import InvalidArgumentError
-from pax_export._foundations.files import stale_temporaries
+from pax_export._foundations.files import atomic
 from pax_export._foundations.optional import find, require
 from pax_export._foundations.types import Array
 from pax_export._foundations.wire import Schema
@@ -104,7 +104,7 @@ def _write(job: Job, path: Path) -> dict[str, Any]:
     sizes |= {f"prefill_{n}": n for n in _PREFILLS if n < job.room} or {"prefill_1": 1}
     inputs = {key: (spec((1, n), "int32"), spec((n,), "int32")) for key, n in sizes.items()}
     methods = {key: _method(config.num_layers, key == "decode") for key in sizes}
-    with stale_temporaries.scratch() as folder:
+    with atomic.scratch() as folder:
         model = folder / "model.tflite"
         report = exporters.to_tflite(
             lm, model, inputs, kwargs=dict.fromkeys(sizes, caches), methods=methods,

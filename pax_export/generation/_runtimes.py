@@ -30,8 +30,8 @@ from pax_export._foundations.errors import (
     TokenizerError,
     ValidationError,
 )
-from pax_export._foundations.files import directory, overwrite_guard, single_file, stale_temporaries
-from pax_export._foundations.files.paths import as_path, read_small_file
+from pax_export._foundations.files import atomic, own_files
+from pax_export._foundations.files.system import as_path, read_small_file
 from pax_export._foundations.optional import install, is_installed, packages_of
 from pax_export._foundations.types import Array
 from pax_export.core import enable_eval_mode, named_leaves
@@ -153,11 +153,11 @@ def export_for_runtime(
                 write="prompts=[...] of strings, or of ids of tokenizer.encode(text)",
             )
     validate = _is_tested(runtime, validate, path)
-    path = directory.absolute(path)
-    writing: Any = single_file if runtime.is_file else directory
+    path = atomic.absolute(path)
+    writing = atomic.FILE if runtime.is_file else atomic.DIRECTORY
     ours = _recognize_export(runtime) if overwrite else None
     writing.check(path, ours)
-    with writing.replace_path(path, ours) as written:
+    with writing.replace(path, ours) as written:
         result = runtime.write(job, written)
         wrote = time.perf_counter()
         details, ties, left_out = {}, (), ("not validated",)
@@ -179,7 +179,7 @@ def export_for_runtime(
             seconds={},
         )
         if not runtime.is_file:
-            names = sorted(overwrite_guard.files(written))
+            names = sorted(own_files.files(written))
             report = replace(report, details={**report.details, "files": names})
             (written / REPORT_FILE).write_text(report_text(report), encoding="utf-8")
     seconds = {"write": wrote - began, "validate": ended - wrote}
@@ -305,8 +305,8 @@ def _is_tested(runtime: Runtime, validate: bool, path: str | os.PathLike[str]) -
     return False
 
 
-def _recognize_export(runtime: Runtime) -> overwrite_guard.Recognize:
-    def recognized(path: Path) -> overwrite_guard.Belongs | None:
+def _recognize_export(runtime: Runtime) -> own_files.Recognize:
+    def recognized(path: Path) -> own_files.Belongs | None:
         try:
             if path.is_file():
                 with path.open("rb") as file:
@@ -431,7 +431,7 @@ def run_runtime(runtime: Runtime, written: Path, calls: Mapping[str, Any], secon
     Raises:
         ValidationError: it fails, or exceeds the time limit.
     """
-    with stale_temporaries.scratch() as folder:
+    with atomic.scratch() as folder:
         asked, results = folder / "calls.json", folder / "results.json"
         asked.write_text(json.dumps(calls), encoding="utf-8")
         program = runtime.program or (sys.executable, str(_runtime_calls.__file__), runtime.name)

@@ -18,9 +18,9 @@ from pax_export._foundations.errors import (
     errors_in,
     named_line,
 )
-from pax_export._foundations.files import directory, stale_temporaries, system
-from pax_export._foundations.files.overwrite_guard import some_names
-from pax_export._foundations.files.paths import read_small_file
+from pax_export._foundations.files import atomic, system
+from pax_export._foundations.files.own_files import some_names
+from pax_export._foundations.files.system import read_small_file
 from pax_export._foundations.optional import require
 from pax_export.generation._chat_template import JSON, render
 from pax_export.generation._foreign_keywords import TEMPLATE_KEYWORDS
@@ -168,11 +168,11 @@ class Tokenizer:
         Raises:
             ExportPathError: (an OSError) the path is a file, or cannot be written.
         """
-        folder = directory.absolute(folder)
-        stale_temporaries.sweep(folder)
+        folder = atomic.absolute(folder)
+        atomic.sweep(folder)
         files = self.files()
         try:
-            with directory.temporary_sibling(folder / "tokenizer.json") as temporary:
+            with atomic.temporary_sibling(folder / "tokenizer.json") as temporary:
                 for name, content in files.items():
                     (temporary / name).write_bytes(content)
                 system.sync_all(temporary)
@@ -183,7 +183,7 @@ class Tokenizer:
         except ExportPathError:
             raise
         except OSError as error:
-            raise directory.unwritable_error(folder, error) from error
+            raise atomic.unwritable_error(folder, error) from error
 
     def files(self) -> dict[str, bytes]:
         """The files that `save` writes, by name."""

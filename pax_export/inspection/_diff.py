@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pax_export._foundations.files import html_text
+from pax_export._foundations import tables
 from pax_export._foundations.types import PyTree
 from pax_export.core import Module, named_leaves
 from pax_export.inspection._export_rows import arrays_of, inspect_export
@@ -92,7 +92,7 @@ class Diff:
         ]  # fmt: skip
         head = ("path", "change", "before", "after", "at most")
         rest = str(self).splitlines()[len(rows) :]
-        return html_text.block("", html_text.grid(head, rows), html_text.lines(rest))
+        return tables.block("", tables.grid(head, rows), tables.lines(rest))
 
 
 def diff(first: object, second: object) -> Diff:

@@ -10,8 +10,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from pax_export._foundations.files import overwrite_guard, single_file
-from pax_export._foundations.files.system import bytes_text
+from pax_export._foundations.files import atomic, own_files
+from pax_export._foundations.tables import bytes_text
 
 Count = int | str
 
@@ -366,10 +366,10 @@ def _cell_html(row: Row, title: str, text: Callable[[Row], str], right: bool) ->
 def save_marked(text: str, path: Path, mark: str, overwrite: bool) -> Path:
     """Writes a text that begins with a mark; replaces only files with that mark."""
 
-    def recognize(path: Path) -> overwrite_guard.Belongs | None:
+    def recognize(path: Path) -> own_files.Belongs | None:
         with path.open("rb") as file:
             return (lambda name: True) if mark.encode() in file.read(_LOOKED_AT) else None
 
-    with single_file.replace_path(path, recognize if overwrite else None) as temporary:
+    with atomic.replace_file(path, recognize if overwrite else None) as temporary:
         temporary.write_text(text, encoding="utf-8")
     return path

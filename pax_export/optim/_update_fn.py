@@ -9,8 +9,11 @@ from typing import Any
 
 import jax
 
-from pax_export._foundations.errors import InvalidArgumentTypeError, UnchangedStateWarning
-from pax_export._foundations.tracebacks import hide_frames
+from pax_export._foundations.errors import (
+    InvalidArgumentTypeError,
+    UnchangedStateWarning,
+    hide_frames,
+)
 from pax_export._foundations.types import PyTree
 from pax_export.core import (
     Module,

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 
 from pax_export._foundations.errors import QuantizationError
-from pax_export._foundations.files.system import bytes_text
+from pax_export._foundations.tables import bytes_text
 from pax_export._foundations.types import PyTree
 from pax_export.quantization._rounding import NO_LAYER, QuantizableArray
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pax_export._foundations.files import html_text
-from pax_export._foundations.files.system import bytes_text
+from pax_export._foundations import tables
+from pax_export._foundations.tables import bytes_text
 from pax_export._foundations.types import AnyMesh, PyTree
 from pax_export.core import Spec
 from pax_export.sharding._leaf_shardings import LeafSharding, leaf_shardings, spec_text
@@ -107,9 +107,7 @@ class Table:
 
     def _repr_html_(self) -> str:
         rows = [_row_cells(path, row) for path, row in _merge_equal_rows(self.rows)]
-        return html_text.block(
-            "", html_text.grid(_HEAD, rows), html_text.lines(_summary_lines(self))
-        )
+        return tables.block("", tables.grid(_HEAD, rows), tables.lines(_summary_lines(self)))
 
 
 def table(tree: PyTree, mesh: AnyMesh, rules: RulesLike = None) -> Table:

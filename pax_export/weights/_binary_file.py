@@ -17,8 +17,8 @@ import numpy as np
 
 from pax_export._foundations.errors import MissingWeightsFileError, PaxError, WeightsFileError
 from pax_export._foundations.files import system
-from pax_export._foundations.files.overwrite_guard import some_names
-from pax_export._foundations.files.paths import file_kind
+from pax_export._foundations.files.own_files import some_names
+from pax_export._foundations.files.system import file_kind
 from pax_export._foundations.types import DTypeLike
 from pax_export._foundations.wire import RandomAccessBytes
 

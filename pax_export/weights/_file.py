@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from pax_export._foundations.errors import WeightsFileError
-from pax_export._foundations.files import directory, single_file
-from pax_export._foundations.files.overwrite_guard import Belongs, Recognize
+from pax_export._foundations.files import atomic
+from pax_export._foundations.files.own_files import Belongs, Recognize
 from pax_export._foundations.optional import require
 from pax_export.weights import _metadata
 from pax_export.weights._binary_file import BinaryFile, damage_error, refuse_damaged
@@ -54,8 +54,8 @@ def whole_file(path: Path, ours: Recognize, who: str) -> Iterator[Path]:
     A link is kept, and its target replaced. Errors are about `who` writes.
     """
     try:
-        target = Path(os.path.realpath(directory.require_local(path)))
-        with single_file.replace_path(target, ours) as temporary:
+        target = Path(os.path.realpath(atomic.require_local(path)))
+        with atomic.replace_file(target, ours) as temporary:
             yield temporary
             temporary.chmod(_file_mode(target, temporary.parent))
     except WeightsFileError:
@@ -63,7 +63,7 @@ def whole_file(path: Path, ours: Recognize, who: str) -> Iterator[Path]:
     except OSError as error:
         cause = error.__cause__ or error
         reason = getattr(cause, "strerror", None) or getattr(error, "got", None)
-        remote = "a path of another machine" if directory.is_remote(path) else cause
+        remote = "a path of another machine" if atomic.is_remote(path) else cause
         raise WeightsFileError(
             f"{who}: the weights cannot be written to this path.",
             where=str(path).replace("\0", "\\0"),

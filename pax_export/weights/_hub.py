@@ -17,8 +17,8 @@ from pax_export._foundations.errors import (
     PaxError,
     first_line,
 )
-from pax_export._foundations.files import side_files
-from pax_export._foundations.files.paths import as_path
+from pax_export._foundations.files import own_files
+from pax_export._foundations.files.system import as_path
 from pax_export._foundations.optional import require
 
 #: ``organization/name``, or a file of it, ``organization/name/model.gguf``.
@@ -136,7 +136,7 @@ def _files_of(path: Path, readme: str | None) -> dict[str, str | bytes]:
             each.relative_to(path).as_posix(): str(each) for each in found
         }
     else:
-        beside = [side_files.card_of_file(path), *side_files.all_data_of_file(path)]
+        beside = [own_files.card_of_file(path), *own_files.all_data_of_file(path)]
         files = {each.name: str(each) for each in (path, *beside) if each.is_file()}
     return files if readme is None else {"README.md": readme.encode(), **files}
 

@@ -11,14 +11,14 @@ from typing import Any, Literal, TypeVar, overload
 import jax
 import numpy as np
 
+from pax_export._foundations import tables
 from pax_export._foundations.errors import (
     InvalidArgumentTypeError,
     UnsupportedDtypeError,
     WeightNameError,
     WeightsMismatchError,
 )
-from pax_export._foundations.files import html_text
-from pax_export._foundations.files.paths import as_path
+from pax_export._foundations.files.system import as_path
 from pax_export._foundations.jax import is_key, is_tracer
 from pax_export._foundations.types import Array, PyTree
 from pax_export.core import named_leaves
@@ -81,7 +81,7 @@ class LoadReport:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        return html_text.report(str(self))
+        return tables.report(str(self))
 
 
 def compare_leaves(wanted: Mapping[str, object], there: Mapping[str, object]) -> LoadReport:

@@ -177,11 +177,11 @@ def test_blocks_in_blocks():
 
 
 def test_where_jax_has_other_private_names_its_own_watch_is_there(monkeypatch):
-    from pax_export._foundations.jax import _trace
+    from pax_export._foundations import jax as ours
 
-    monkeypatch.setattr(_trace, "private", lambda name: None)
+    monkeypatch.setattr(ours, "private", lambda name: None)
     said = []
-    monkeypatch.setattr(_trace, "say_less", said.append)
+    monkeypatch.setattr(ours, "say_less", said.append)
     with pytest.raises(FloatingPointError), pax.debug.nans():
         jax.jit(jnp.log)(-jnp.ones(2))
     assert said == ["jax._src.core.eval_trace"]

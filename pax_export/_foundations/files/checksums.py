@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from pax_export._foundations.errors import ExportPathError
-from pax_export._foundations.files.paths import read_small_file, unusual_type
-from pax_export._foundations.files.side_files import CARD_NAME, card_of_folder
+from pax_export._foundations.files.own_files import CARD_NAME, card_of_folder
+from pax_export._foundations.files.system import read_small_file, unusual_type
 
 FILE = "SHA256SUMS"
 _LINE = re.compile(r"([0-9a-f]{64})  (.+)")

@@ -1,4 +1,4 @@
-"""Bytes: bounds-checked random access, varints, and checksums.
+"""Bytes: bounds-checked random access, varints, checksums, and dtypes by their numbers.
 
 CRC-32C is by google-crc32c, and CRC-32 by zlib-ng, or else by Python's slower zlib.
 """
@@ -128,3 +128,30 @@ def masked_crc32c(content: Bytes) -> int:
 
     crc = google_crc32c.extend(0, np.frombuffer(content, np.uint8))
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & _ONES
+
+
+# --- dtypes of arrays by their numbers in files, as numpy and jax call them -------------
+
+#: Of `onnx.proto`.
+ONNX_DTYPES = {
+    1: "float32", 2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32", 7: "int64",
+    9: "bool", 10: "float16", 11: "float64", 12: "uint32", 13: "uint64", 14: "complex64",
+    15: "complex128", 16: "bfloat16", 17: "float8_e4m3fn", 18: "float8_e4m3fnuz",
+    19: "float8_e5m2", 20: "float8_e5m2fnuz", 21: "uint4", 22: "int4", 23: "float4_e2m1fn",
+    24: "float8_e8m0fnu",
+}  # fmt: skip
+#: Of TFLite's `schema.fbs`.
+TFLITE_DTYPES = {
+    0: "float32", 1: "float16", 2: "int32", 3: "uint8", 4: "int64", 6: "bool", 7: "int16",
+    8: "complex64", 9: "int8", 10: "float64", 11: "complex128", 12: "uint64", 15: "uint32",
+    16: "uint16", 18: "bfloat16",
+}  # fmt: skip
+#: Of TensorFlow's `types.proto`.
+TENSORFLOW_DTYPES = {
+    1: "float32", 2: "float64", 3: "int32", 4: "uint8", 5: "int16", 6: "int8", 7: "string",
+    8: "complex64", 9: "int64", 10: "bool", 14: "bfloat16", 17: "uint16", 18: "complex128",
+    19: "float16", 22: "uint32", 23: "uint64", 24: "float8_e5m2", 25: "float8_e4m3fn",
+}  # fmt: skip
+
+#: The identifier of TFLite files, after the first four bytes.
+TFLITE_MARK = b"TFL3"

@@ -12,8 +12,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from pax_export._foundations.files import html_text
-from pax_export._foundations.files.side_files import CARD_MARK
+from pax_export._foundations import tables
+from pax_export._foundations.files.own_files import CARD_MARK
 from pax_export.export.artifact import dimensions
 from pax_export.export.artifact.report import (
     DEFAULT,
@@ -132,7 +132,7 @@ def _array_table(variables: tuple[VariableInfo, ...]) -> Iterator[str]:
         for each in variables[:_MOST_ARRAYS]
     ]
     more = len(variables) - len(rows)
-    table = html_text.grid(("name", "array", "", "leaves of the model"), rows)
+    table = tables.grid(("name", "array", "", "leaves of the model"), rows)
     rest = f"<p>and {more} more</p>" if more else ""
     yield f"<h2>Stored arrays</h2>\n<details><summary>{len(variables)} arrays</summary>"
     yield f'<div class="pax-report">{table}</div>{rest}</details>\n'

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from pax_export._foundations.errors import ConsumerError, ExportPathError, PaxError
-from pax_export._foundations.files.paths import read_small_file
-from pax_export._foundations.files.system import bytes_text
+from pax_export._foundations.files.system import read_small_file
 from pax_export._foundations.optional import require
+from pax_export._foundations.tables import bytes_text
 from pax_export.export.artifact import compatibility
 from pax_export.export.artifact.report import REPORT_FILE, ArrayInfo, VariableInfo
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from pax_export._foundations.errors import ExportPathError
 from pax_export._foundations.files import checksums
-from pax_export._foundations.files.paths import first_unusual, unusual_type
-from pax_export._foundations.files.side_files import CARD_NAME
+from pax_export._foundations.files.own_files import CARD_NAME
+from pax_export._foundations.files.system import first_unusual, unusual_type
 from pax_export._foundations.optional import require
 from pax_export.export.artifact import embedded, formats
 from pax_export.export.artifact.foreign import GRAPH_FILE, damage_as_error
@@ -44,7 +44,7 @@ def saved_model(path: Path, report: Report | None = None, trusted: bool = False)
 
 
 def _check_regular(path: Path) -> None:
-    """Refuses special files, for which TensorFlow would wait; see `_foundations.files.paths`."""
+    """Refuses special files, for which TensorFlow would wait; see `_foundations.files.system`."""
     try:
         strange = first_unusual(path)
         kind = strange and unusual_type(strange)

@@ -8,16 +8,18 @@ import shutil
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from pax_export._foundations.files import checksums, directory, single_file
-from pax_export._foundations.files.overwrite_guard import Belongs, files, now_in
-from pax_export._foundations.files.paths import read_small_file
-from pax_export._foundations.files.side_files import (
+from pax_export._foundations.files import atomic, checksums
+from pax_export._foundations.files.own_files import (
     CARD_NAME,
+    Belongs,
     all_data_of_file,
     card_of_file,
     card_of_folder,
+    files,
+    now_in,
     recognize_card,
 )
+from pax_export._foundations.files.system import read_small_file
 from pax_export.export.artifact import embedded
 from pax_export.export.artifact.card import drawing_in, write_card
 from pax_export.export.artifact.formats import Format, find, own_formats
@@ -95,11 +97,11 @@ def check_writable(path: Path) -> None:
     """Refuses, by an ExportPathError, an export that may not be written to."""
     written = path / REPORT_FILE if path.is_dir() else path
     if not os.access(written, os.W_OK):
-        raise directory.unwritable_error(path, f"a file that may be read only: {written.name}")
+        raise atomic.unwritable_error(path, f"a file that may be read only: {written.name}")
     if path.is_dir():
-        directory.check(path, now_in(path))
+        atomic.check_directory(path, now_in(path))
     else:
-        single_file.check(path, export_of_ours)
+        atomic.check_file(path, export_of_ours)
 
 
 def replace_report(path: Path, report: Report) -> None:
@@ -113,7 +115,7 @@ def replace_report(path: Path, report: Report) -> None:
 
 def _in_folder(path: Path, report: Report) -> None:
     anew = {REPORT_FILE, CARD_NAME, checksums.FILE}
-    with directory.replace_path(path, now_in(path)) as new:
+    with atomic.replace_directory(path, now_in(path)) as new:
         for name in files(path):
             if name not in anew:
                 _link_file(path / name, new / name)
@@ -133,7 +135,7 @@ def write_anew(old: Path, new: Path, report: Report) -> None:
 def _in_file(path: Path, report: Report) -> None:
     card = card_of_file(path)
     drawing, ours = _drawing_of(card), recognize_card(card) is not None
-    with single_file.replace_path(path, export_of_ours) as new:
+    with atomic.replace_file(path, export_of_ours) as new:
         shutil.copyfile(path, new)
         embedded.replace(new, report_text(report))
         for each in all_data_of_file(path):

@@ -15,10 +15,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
+from pax_export._foundations import tables
 from pax_export._foundations.errors import ExportPathError, a_few
-from pax_export._foundations.files import html_text
-from pax_export._foundations.files.paths import as_path, read_small_file, unusual_type
-from pax_export._foundations.files.system import bytes_text
+from pax_export._foundations.files.system import as_path, read_small_file, unusual_type
+from pax_export._foundations.tables import bytes_text
 from pax_export.export.artifact import embedded, structure
 from pax_export.export.artifact.formats import exporters, find
 
@@ -204,10 +204,10 @@ class Report:
             rows.append((key, word, text.strip()))
             key = ""
         facts = [line.strip().split("  ", 1) for line in lines[count:]]
-        return html_text.block(
+        return tables.block(
             title,
-            html_text.grid(("signature", "", ""), rows),
-            html_text.grid((), [[cell.strip() for cell in fact] for fact in facts]),
+            tables.grid(("signature", "", ""), rows),
+            tables.grid((), [[cell.strip() for cell in fact] for fact in facts]),
         )
 
     def __str__(self) -> str:

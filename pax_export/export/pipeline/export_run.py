@@ -15,9 +15,8 @@ from typing import Any, Self
 
 from pax_export._foundations.check import checked_choice
 from pax_export._foundations.errors import InvalidArgumentTypeError, MissingPackageError
-from pax_export._foundations.files import directory as _directory
-from pax_export._foundations.files import overwrite_guard, single_file, stale_temporaries
-from pax_export._foundations.files.side_files import (
+from pax_export._foundations.files import atomic, own_files
+from pax_export._foundations.files.own_files import (
     card_of_file,
     card_of_folder,
     check_card,
@@ -166,7 +165,7 @@ class _Bar:
 @contextmanager
 def scratch_path(format: Format) -> Generator[Path]:
     """A place that a part of a model is written to, for a look at it."""
-    with stale_temporaries.scratch() as folder:
+    with atomic.scratch() as folder:
         path = folder / f"part{format.suffix}"
         if not format.suffix:
             path.mkdir()
@@ -187,22 +186,22 @@ class ExportRun(Progress):
         validate: Any,
         overwrite: bool,
         phases: int,
-        ours: overwrite_guard.Recognize = export_of_ours,
+        ours: own_files.Recognize = export_of_ours,
         card: Any = False,
     ):
         more = ("variables",) if format.has_variables else ()
         ways = (True, False, "full", "process", *more)
         checked_choice(validate, ways, "validate")
         checked_choice(overwrite, (True, False), "overwrite")
-        self.path = _directory.absolute(path)
+        self.path = atomic.absolute(path)
         if format.plain_path:
-            _directory.check_plain(self.path)
+            atomic.check_plain(self.path)
         self._ours = ours if overwrite else None
         self._validate = validate
         #: The time limit of the validation, and what it left out.
         self.budget = Budget()
         super().__init__(phases if validate else phases - 1)
-        self._writing = single_file if format.suffix else _directory
+        self._writing = atomic.FILE if format.suffix else atomic.DIRECTORY
         self._writing.check(self.path, self._ours)
         self._card, self._drawing = _read_card(card)
         if self._card and format.suffix:
@@ -210,7 +209,7 @@ class ExportRun(Progress):
 
     def place(self) -> AbstractContextManager[Path]:
         """A temporary place that replaces the path when the block ends."""
-        return self._writing.replace_path(self.path, self._ours)
+        return self._writing.replace(self.path, self._ours)
 
     def write_card(self, report: Report, path: Path) -> None:
         """Writes the HTML card, if wanted, into a folder or next to a file."""
@@ -220,7 +219,7 @@ class ExportRun(Progress):
 
     def clear(self) -> None:
         """Removes the card of the file that was replaced, if the new one has none."""
-        if not self._card and self._writing is single_file:
+        if not self._card and self._writing is atomic.FILE:
             remove_card(self.path)
 
     def tested(self, test: Callable[[], dict[str, float]]) -> dict[str, float]:

@@ -23,9 +23,9 @@ from pax_export._foundations.errors import (
     PaxError,
     ValidationError,
     a_few,
+    hide_frames,
 )
 from pax_export._foundations.optional import find, install, is_installed
-from pax_export._foundations.tracebacks import hide_frames
 from pax_export.core import Module, label_modules, named_modules, traced_anew
 from pax_export.export.artifact.report import Report, is_tested
 from pax_export.export.pipeline.arguments import Request, check_state

@@ -16,16 +16,17 @@ from typing import Any, Literal
 
 import numpy as np
 
+from pax_export._foundations import tables
 from pax_export._foundations.errors import (
     ExportPathError,
     UnsupportedOperationError,
     ValidationError,
 )
-from pax_export._foundations.files import checksums, html_text
-from pax_export._foundations.files.overwrite_guard import Belongs, now_in
-from pax_export._foundations.files.paths import as_path
-from pax_export._foundations.files.system import bytes_text
+from pax_export._foundations.files import checksums
+from pax_export._foundations.files.own_files import Belongs, now_in
+from pax_export._foundations.files.system import as_path
 from pax_export._foundations.optional import require
+from pax_export._foundations.tables import bytes_text
 from pax_export.export.artifact import compatibility, foreign
 from pax_export.export.artifact.dimensions import RandomInput, random_calls
 from pax_export.export.artifact.loading import saved_model as check_saved_model
@@ -106,7 +107,7 @@ class RetargetReport:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        return html_text.report(str(self))
+        return tables.report(str(self))
 
 
 def _describe_module(stablehlo: str, convention: int, count: int) -> str:

@@ -17,6 +17,7 @@ from pax_export._foundations.errors import (
     SymbolicDimensionError,
     UnsupportedOperationError,
     a_few,
+    all_frames,
 )
 from pax_export._foundations.jaxpr import (
     called_program,
@@ -26,7 +27,6 @@ from pax_export._foundations.jaxpr import (
     jaxpr_operations,
     jaxpr_sizes,
 )
-from pax_export._foundations.tracebacks import all_frames
 from pax_export._foundations.types import Array, Equation, PyTree, TracedProgram
 from pax_export.checkpoint import StoredArray
 from pax_export.export.artifact import dimensions

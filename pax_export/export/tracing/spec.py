@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from pax_export._foundations import tables
 from pax_export._foundations.errors import InvalidArgumentTypeError
-from pax_export._foundations.files import html_text
 from pax_export._foundations.types import DTypeLike
 
 #: What errors about inputs suggest.
@@ -31,7 +31,7 @@ class InputSpec:
         if not isinstance(shape, str):
             shape = ", ".join("?" if size is None else str(size) for size in shape)
         name = f"{self.name}: " if self.name else ""
-        return html_text.block("", html_text.grid((), [[f"{name}{self.dtype}[{shape}]"]]))
+        return tables.block("", tables.grid((), [[f"{name}{self.dtype}[{shape}]"]]))
 
 
 def spec(

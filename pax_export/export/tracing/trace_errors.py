@@ -18,8 +18,8 @@ from pax_export._foundations.errors import (
     SymbolicDimensionError,
     TracedValueError,
     first_line,
+    hide_frames,
 )
-from pax_export._foundations.tracebacks import hide_frames
 from pax_export.export import symbolic_numpy
 from pax_export.export.tracing.exportable import layer_of
 from pax_export.export.tracing.inputs import Inputs

@@ -23,7 +23,7 @@ from pax_export._foundations.errors import (
     PaxError,
     ValidationError,
 )
-from pax_export._foundations.files import stale_temporaries, system
+from pax_export._foundations.files import atomic, system
 from pax_export._foundations.types import ArrayLike
 from pax_export.export.artifact.dtypes import is_inexact
 from pax_export.export.artifact.formats import Format, import_function
@@ -200,7 +200,7 @@ def in_process(
     """
     module, _, function = format.run.partition(":")
     spec: Any = importlib.util.find_spec(module)
-    with stale_temporaries.scratch() as folder:
+    with atomic.scratch() as folder:
         cases, results = Path(folder, "cases.npz"), Path(folder, "results.npz")
         serve.save(cases, calls)
         program = [sys.executable, serve.__file__, f"{spec.origin}:{function}", str(path)]

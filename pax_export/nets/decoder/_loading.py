@@ -22,8 +22,8 @@ from pax_export._foundations.errors import (
     a_few,
     errors_in,
 )
-from pax_export._foundations.files.overwrite_guard import some_names
-from pax_export._foundations.files.paths import read_small_file
+from pax_export._foundations.files.own_files import some_names
+from pax_export._foundations.files.system import read_small_file
 from pax_export._foundations.types import DTypeLike, PyTree
 from pax_export.core import named_leaves
 from pax_export.nets.decoder._config import DecoderConfig

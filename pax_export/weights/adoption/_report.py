@@ -6,8 +6,8 @@ import json
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from pax_export._foundations import tables
 from pax_export._foundations.errors import a_few
-from pax_export._foundations.files import html_text
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,8 @@ class AdoptionReport:
         return "\n".join([*lines, *self._rest()])
 
     def _repr_html_(self) -> str:
-        table = html_text.grid(("leaf", "", "arrays", "how", "why"), self._cells())
-        return html_text.block(self._title(), table, html_text.lines(self._rest()))
+        table = tables.grid(("leaf", "", "arrays", "how", "why"), self._cells())
+        return tables.block(self._title(), table, tables.lines(self._rest()))
 
     def _title(self) -> str:
         arrays = {name for row in self.rows for name in row.arrays}

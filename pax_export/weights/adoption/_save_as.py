@@ -22,8 +22,8 @@ from pax_export._foundations.errors import (
     InvalidArgumentTypeError,
     UnsupportedDtypeError,
 )
-from pax_export._foundations.files import npz
-from pax_export._foundations.files.overwrite_guard import Belongs
+from pax_export._foundations.files import own_files
+from pax_export._foundations.files.own_files import Belongs
 from pax_export._foundations.types import Array, PyTree
 from pax_export.core import is_at
 from pax_export.weights._file import whole_file, write_weights
@@ -361,7 +361,7 @@ def _recognize_torch(path: Path) -> Belongs | None:
     try:
         with zipfile.ZipFile(path) as archive, archive.open(_PICKLE) as file:
             return (lambda name: False) if file.read(len(_BEGIN)) == _BEGIN else None
-    except (KeyError, *npz.UNREADABLE):
+    except (KeyError, *own_files.UNREADABLE_NPZ):
         return None
 
 
@@ -414,5 +414,7 @@ class _FileFormat(NamedTuple):
 
 
 _TORCH = _FileFormat("torch", lambda dtype: dtype.name in _STORAGES, _recognize_torch, _write_torch)
-_NPZ = _FileFormat("numpy", lambda dtype: dtype.kind in "biufc", npz.recognize_npz, npz.write)
+_NPZ = _FileFormat(
+    "numpy", lambda dtype: dtype.kind in "biufc", own_files.recognize_npz, own_files.write_npz
+)
 _FORMATS = {".npz": _NPZ, ".pt": _TORCH, ".pth": _TORCH}

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import cast
 
 from pax_export._foundations.errors import WeightsFileError, a_few
-from pax_export._foundations.files.overwrite_guard import some_names
-from pax_export._foundations.files.paths import read_small_file
+from pax_export._foundations.files.own_files import some_names
+from pax_export._foundations.files.system import read_small_file
 from pax_export.weights._hub import local_path
 from pax_export.weights.sources import _mapping, _orbax, _tensorflow
 from pax_export.weights.sources._source import (

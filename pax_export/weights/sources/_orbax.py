@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pax_export._foundations.files.paths import read_small_file
+from pax_export._foundations.files.system import read_small_file
 from pax_export._foundations.optional import require
 from pax_export.core import join_path
 from pax_export.weights.sources._source import (

@@ -10,10 +10,9 @@ import sys
 
 import pytest
 
-from pax_export._foundations.files import directory as _directory
-from pax_export._foundations.files import single_file, stale_temporaries
+from pax_export._foundations.files import atomic
 from pax_export._foundations.files import system as system_calls
-from pax_export._foundations.files.directory import absolute, replace_path
+from pax_export._foundations.files.atomic import absolute, replace_directory
 from pax_export.errors import ExportPathError, WeightsFileError
 from tests.refusals import refused
 
@@ -37,7 +36,7 @@ def ours(path):
 
 
 def write(path, text, overwrite=False):
-    with replace_path(path, ours if overwrite else None) as directory:
+    with replace_directory(path, ours if overwrite else None) as directory:
         for name in "ab":
             (directory / name).write_text(text)
 
@@ -48,7 +47,7 @@ def names(directory):
 
 def test_a_new_directory_appears_whole(tmp_path):
     path = tmp_path / "deep" / "down"
-    with replace_path(path, None) as directory:
+    with replace_directory(path, None) as directory:
         (directory / "file").write_text("new")
         assert not path.exists()
     assert (path / "file").read_text() == "new"
@@ -81,7 +80,7 @@ def test_overwrite_needs_nothing_to_be_there(tmp_path, system):
 
 def test_a_failed_write_keeps_the_old_file(tmp_path):
     write(tmp_path / "a", "old")
-    with pytest.raises(KeyError), replace_path(tmp_path / "a", ours) as directory:
+    with pytest.raises(KeyError), replace_directory(tmp_path / "a", ours) as directory:
         (directory / "file").write_text("half")
         raise KeyError
     assert names(tmp_path) == ["a"]
@@ -90,7 +89,7 @@ def test_a_failed_write_keeps_the_old_file(tmp_path):
 
 def test_a_failure_leaves_no_new_parents(tmp_path):
     (tmp_path / "there").mkdir()
-    with pytest.raises(KeyError), replace_path(tmp_path / "there" / "b" / "c", None):
+    with pytest.raises(KeyError), replace_directory(tmp_path / "there" / "b" / "c", None):
         raise KeyError
     assert names(tmp_path) == ["there"]
     assert not names(tmp_path / "there")
@@ -100,7 +99,7 @@ def test_a_failure_leaves_no_new_parents(tmp_path):
 def test_whoever_comes_second_is_refused(tmp_path, system):
     with (
         refused(ExportPathError, "already"),
-        replace_path(tmp_path / "a", None) as mine,
+        replace_directory(tmp_path / "a", None) as mine,
     ):
         (mine / "a").write_text("second")
         write(tmp_path / "a", "first")
@@ -190,7 +189,7 @@ def test_a_directory_that_may_not_be_written_to(tmp_path):
 def test_an_error_of_the_block_leaves_it_clean(tmp_path):
     write(tmp_path / "a", "old")
     with pytest.raises(OSError, match="No space left"):
-        with replace_path(tmp_path / "a", ours) as directory:
+        with replace_directory(tmp_path / "a", ours) as directory:
             (directory / "a").write_text("half")
             raise OSError(28, "No space left on device")
     assert names(tmp_path) == ["a"]
@@ -198,7 +197,7 @@ def test_an_error_of_the_block_leaves_it_clean(tmp_path):
 
 
 def test_errors_name_the_path_and_not_the_temporary(tmp_path):
-    for replace, name in ((replace_path, "a"), (single_file.replace_path, "b")):
+    for replace, name in ((replace_directory, "a"), (atomic.replace_file, "b")):
         path = tmp_path / name
         with refused(WeightsFileError, where=f"{path}: x, in {path}/c"):
             with replace(path, None) as place:
@@ -222,7 +221,7 @@ def die_at(step, path, can_exchange):
                 os.kill(os.getpid(), signal.SIGKILL)
 
     if not can_exchange:
-        system_calls.rename2 = lambda one, other, flag: False
+        system.rename2 = lambda one, other, flag: False
     sys.addaudithook(watch)
     write(path, "new", overwrite=True)
     os._exit(0)
@@ -247,7 +246,7 @@ def test_whatever_step_is_the_last_one_export_is_whole(tmp_path, can_exchange):
             assert os.WEXITSTATUS(status) == 0
             break
         if not can_exchange and not path.exists():
-            stale_temporaries.sweep(tmp_path)  # what the next save does first
+            atomic.sweep(tmp_path)  # what the next save does first
             seen.add("aside")
         texts = {(path / name).read_text() for name in "ab"}
         assert texts in ({"old"}, {"new"})
@@ -263,12 +262,12 @@ def test_whatever_step_is_the_last_one_export_is_whole(tmp_path, can_exchange):
 def test_several_processes_save_to_one_place(tmp_path, can_exchange):
     program = (
         "import sys; from pathlib import Path\n"
-        "from pax_export._foundations.files import directory as _directory, system\n"
+        "from pax_export._foundations.files import atomic, system\n"
         "if sys.argv[3] == 'False': system.rename2 = lambda one, other, flag: False\n"
         "print('ready', flush=True); sys.stdin.readline()\n"
         "for _ in range(40):\n"
         "    ours = lambda path: lambda name: True\n"
-        "    with _directory.replace_path(sys.argv[1], ours) as directory:\n"
+        "    with atomic.replace_directory(sys.argv[1], ours) as directory:\n"
         "        for name in 'ab': (directory / name).write_text(sys.argv[2])\n"
     )
     writers = [
@@ -293,7 +292,7 @@ def test_several_processes_save_to_one_place(tmp_path, can_exchange):
 
 
 def test_the_work_of_a_living_save_is_not_removed(tmp_path):
-    with replace_path(tmp_path / "a", ours) as mine:
+    with replace_directory(tmp_path / "a", ours) as mine:
         (mine / "a").write_text("mine")
         write(tmp_path / "a", "another's")
         assert mine.is_dir()
@@ -353,11 +352,11 @@ def test_everything_reaches_the_disk_before_the_name(tmp_path, monkeypatch):
     monkeypatch.setattr(system_calls.os, "fsync", lambda handle: events.append(
         os.readlink(f"/proc/self/fd/{handle}").replace(str(tmp_path), "").rpartition(".part")[2]
     ))  # fmt: skip
-    move = _directory.move_into_place
+    move = atomic.move_into_place
     monkeypatch.setattr(
-        _directory, "move_into_place", lambda *args: (events.append("move"), move(*args))
+        atomic, "move_into_place", lambda *args: (events.append("move"), move(*args))
     )
-    with replace_path(tmp_path / "a", None) as directory:
+    with replace_directory(tmp_path / "a", None) as directory:
         (directory / "deep").mkdir()
         (directory / "deep" / "file").write_text("x")
     assert events == ["/deep/file", "/deep", "", "move", ""]

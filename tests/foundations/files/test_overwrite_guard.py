@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
-from pax_export._foundations.files import checksums, directory, single_file, stale_temporaries
-from pax_export._foundations.files.overwrite_guard import now_in
+from pax_export._foundations.files import atomic, checksums
+from pax_export._foundations.files.own_files import now_in
 from pax_export.errors import ExportPathError
 from tests.refusals import refused
 
@@ -22,12 +22,12 @@ def ours(path):
 
 
 def write_folder(path, overwrite=ours):
-    with directory.replace_path(path, overwrite) as folder:
+    with atomic.replace_directory(path, overwrite) as folder:
         (folder / "mark").write_text("ours")
 
 
 def write_file(path, overwrite=ours):
-    with single_file.replace_path(path, overwrite) as file:
+    with atomic.replace_file(path, overwrite) as file:
         file.write_text("ours, new")
 
 
@@ -77,10 +77,10 @@ def test_an_empty_folder_and_an_empty_file_are_filled(tmp_path):
 def test_files_created_during_the_write_are_kept(tmp_path):
     write_folder(tmp_path / "a")
     with refused(ExportPathError, got="late.csv"):
-        with directory.replace_path(tmp_path / "a", ours):
+        with atomic.replace_directory(tmp_path / "a", ours):
             (tmp_path / "a" / "late.csv").write_text("1")
     with refused(ExportPathError, got='a file that begins with b"a user\'s"'):
-        with single_file.replace_path(tmp_path / "b", ours) as file:
+        with atomic.replace_file(tmp_path / "b", ours) as file:
             file.write_text("ours")
             (tmp_path / "b").write_text("a user's")
     assert (tmp_path / "b").read_text() == "a user's"
@@ -177,11 +177,11 @@ def test_several_threads_save_to_one_file_and_one_folder(tmp_path):
 
 
 def test_scratch_is_private_and_cleans_up_after_the_dead(tmp_path, monkeypatch):
-    monkeypatch.setattr(stale_temporaries.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(atomic.tempfile, "tempdir", str(tmp_path))
     (tmp_path / ".pax_export.0123456789ab.part" / "deep").mkdir(parents=True)
-    with stale_temporaries.scratch() as folder:
+    with atomic.scratch() as folder:
         assert folder.stat().st_mode & 0o777 == 0o700
         assert os.listdir(tmp_path) == [folder.name]
-        with stale_temporaries.scratch() as other:
+        with atomic.scratch() as other:
             assert folder.is_dir() and other != folder
     assert not os.listdir(tmp_path)

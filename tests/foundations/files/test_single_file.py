@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pax_export._foundations.files import single_file, stale_temporaries, system
+from pax_export._foundations.files import atomic, system
 from pax_export.errors import ExportPathError
 from tests.processes import python
 from tests.refusals import refused
@@ -17,7 +17,7 @@ def ours(path):
 
 
 def save(path, content=b"new", overwrite=False):
-    with single_file.replace_path(path, ours if overwrite else None) as temporary:
+    with atomic.replace_file(path, ours if overwrite else None) as temporary:
         (temporary.parent / "beside").write_bytes(b"what a runtime leaves")
         temporary.write_bytes(content)
 
@@ -45,7 +45,7 @@ def test_overwrite_replaces(tmp_path):
 def test_whoever_comes_second_is_refused(tmp_path):
     path = tmp_path / "model"
     with pytest.raises(ExportPathError):
-        with single_file.replace_path(path, None) as temporary:
+        with atomic.replace_file(path, None) as temporary:
             temporary.write_bytes(b"second")
             path.write_bytes(b"first")
     assert (path.read_bytes(), names(tmp_path)) == (b"first", ["model"])
@@ -62,7 +62,7 @@ def test_invalid_places_are_refused(tmp_path, monkeypatch, path):
 
 
 def test_a_failed_write_keeps_the_old_file(tmp_path):
-    with pytest.raises(ZeroDivisionError), single_file.replace_path(tmp_path / "a" / "m", None):
+    with pytest.raises(ZeroDivisionError), atomic.replace_file(tmp_path / "a" / "m", None):
         raise ZeroDivisionError
     assert names(tmp_path) == []
 
@@ -71,8 +71,8 @@ def test_leftovers_of_killed_saves_are_removed(tmp_path):
     program = """
 import os, signal, sys
 from pathlib import Path
-from pax_export._foundations.files import single_file
-with single_file.replace_path(Path(sys.argv[1]), None) as temporary:
+from pax_export._foundations.files import atomic
+with atomic.replace_file(Path(sys.argv[1]), None) as temporary:
     temporary.write_bytes(b"half")
     os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -80,7 +80,7 @@ with single_file.replace_path(Path(sys.argv[1]), None) as temporary:
     assert python("-c", program, path, check=False).returncode == -9
     (leftover,) = names(tmp_path)
     assert leftover.startswith(".model.")
-    with stale_temporaries.claim_temporary(path) as living:
+    with atomic.claim_temporary(path) as living:
         save(path)
         assert names(tmp_path) == [living.name, "model"]
     assert names(tmp_path) == ["model"]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pax_export._foundations.jax._private import PRIVATE, PRIVATE_ATTRIBUTES
+from pax_export._foundations.jax import PRIVATE, PRIVATE_ATTRIBUTES
 from tests.hard.size import IN_LONG_RUNS
 
 ROOT = Path(__file__).parents[3]

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pax_export._foundations.files.side_files import data_of_file
+from pax_export._foundations.files.own_files import data_of_file
 from pax_export._foundations.wire import encode_varint
 
 #: A protobuf message cannot be longer.

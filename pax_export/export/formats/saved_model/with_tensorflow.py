@@ -22,7 +22,7 @@ from typing import Any
 import jax
 
 from pax_export._foundations.errors import InvalidArgumentError
-from pax_export._foundations.files import stale_temporaries, system
+from pax_export._foundations.files import atomic, system
 from pax_export._foundations.optional import require
 from pax_export.export.formats.saved_model import writer
 from pax_export.export.lowering.lower import Call, Signature
@@ -173,7 +173,7 @@ def signature_function(signature: Signature, store: Store) -> SignatureFunction:
         forward=Call(forward.lowered, (), ()),
         gradient=gradient,
     )
-    with stale_temporaries.scratch() as folder, tf.init_scope():
+    with atomic.scratch() as folder, tf.init_scope():
         writer.write(folder, Store((), (), False), [stateless], None)
         loaded = tf.saved_model.load(str(folder))
 

@@ -34,10 +34,10 @@ from pax_export._foundations.errors import (
     UntrustedExportError,
 )
 from pax_export._foundations.files import checksums
+from pax_export._foundations.files.atomic import replace_directory
 from pax_export._foundations.files.checksums import Checked
-from pax_export._foundations.files.directory import replace_path
-from pax_export._foundations.files.overwrite_guard import files, now_in
-from pax_export._foundations.files.paths import as_path
+from pax_export._foundations.files.own_files import files, now_in
+from pax_export._foundations.files.system import as_path
 from pax_export._foundations.optional import require
 from pax_export.export.artifact import structure
 from pax_export.export.artifact.foreign import damage_as_error
@@ -356,7 +356,7 @@ def renew(path: str | os.PathLike[str]) -> Report:
             got=", ".join(missing),
             write="to_stablehlo again, with the model and its weights from weights.safetensors",
         )
-    with replace_path(path, now_in(path)) as directory:
+    with replace_directory(path, now_in(path)) as directory:
         for name in files(path):
             (directory / name).parent.mkdir(parents=True, exist_ok=True)
             (directory / name).write_bytes((path / name).read_bytes())

@@ -8,6 +8,7 @@ import onnx
 import pytest
 
 import pax_export as pax
+from pax_export._foundations.files import atomic
 from pax_export.errors import ExportPathError
 from pax_export.export import load, spec, to_onnx
 from pax_export.export.formats.onnx import file
@@ -88,12 +89,10 @@ def test_both_files_are_replaced_together(tmp_path, net):
 
 
 def test_nothing_is_left_where_the_model_cannot_take_its_name(tmp_path, net, monkeypatch):
-    from pax_export._foundations.files import single_file
-
     def refuse(*_):
         raise ExportPathError("It cannot.", where="here", got="this", write="that")
 
-    monkeypatch.setattr(single_file, "_move_file", refuse)
+    monkeypatch.setattr(atomic, "_move_file", refuse)
     with pytest.raises(ExportPathError, match="It cannot"):
         to_onnx(net, tmp_path / "net.onnx", spec("b, 40"), external_data=True)
     assert names(tmp_path) == []

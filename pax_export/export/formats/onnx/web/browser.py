@@ -30,7 +30,7 @@ from pax_export._foundations.errors import (
     UnsupportedOperationError,
     ValidationError,
 )
-from pax_export._foundations.files import stale_temporaries, system
+from pax_export._foundations.files import atomic, system
 from pax_export.export.artifact.card import javascript_name
 from pax_export.export.artifact.report import Report, read_report
 from pax_export.export.formats.onnx.run_others import pack_array, unpack_array
@@ -108,7 +108,7 @@ def opened(
     secret = secrets.token_hex(16)  # other users of this machine can open the port, too
     handler = functools.partial(_Handler, f"/{secret}/", script.encode(), turns, folder)
     with (
-        stale_temporaries.scratch() as profile,
+        atomic.scratch() as profile,
         ThreadingHTTPServer(("127.0.0.1", 0), handler) as (server),
     ):
         server.daemon_threads = True

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from pax_export._foundations.errors import NotValidatedWarning, UnsupportedDtypeError
-from pax_export._foundations.files import checksums, overwrite_guard
+from pax_export._foundations.files import checksums, own_files
 from pax_export._foundations.optional import find, is_installed, require
 from pax_export.export.artifact.card import javascript_name
 from pax_export.export.artifact.report import (
@@ -203,7 +203,7 @@ class _WebContents(ProgramContents):
 
     def write_report(self, report: Report, path: Path, written: object) -> None:
         write_report(report, path)
-        names = sorted({*overwrite_guard.files(path)} - {checksums.FILE})
+        names = sorted({*own_files.files(path)} - {checksums.FILE})
         checksums.write(path, files=names)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pax_export._foundations.errors import MissingPackageError
-from pax_export._foundations.files import stale_temporaries
+from pax_export._foundations.files import atomic
 
 #: The time limit of a download, most of which npm itself takes, in seconds.
 _SECONDS = 300
@@ -89,7 +89,7 @@ def copy(package: Package, folder: Path) -> None:
     Raises:
         MissingPackageError: npm is missing, or cannot download it, or the archive has another hash.
     """
-    with stale_temporaries.scratch() as scratch:
+    with atomic.scratch() as scratch:
         archive = _download(package, scratch)
         digest = base64.b64encode(hashlib.sha512(archive.read_bytes()).digest()).decode()
         if digest != package.sha512:

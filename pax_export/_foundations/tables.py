@@ -1,9 +1,29 @@
-"""Escaped HTML for notebooks, without scripts or external resources."""
+"""Tables of reports: rows by path, sizes with their units, and HTML for notebooks.
+
+HTML is escaped, and has no scripts or external resources.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from html import escape
+
+
+def bytes_text(count: float) -> str:
+    """A number of bytes with its unit.
+
+    Example:
+        >>> bytes_text(5), bytes_text(36 * 2**20)
+        ('5 B', '36.0 MiB')
+    """
+    if count < 1024:
+        return f"{count:.0f} B"
+    for unit in ("KiB", "MiB", "GiB"):
+        count /= 1024
+        if count < 1024:
+            return f"{count:.1f} {unit}"
+    return f"{count / 1024:.1f} TiB"
+
 
 _STYLE = (
     "<style>.pax-report { font: 13px/1.5 system-ui, sans-serif; overflow-x: auto; }"
