@@ -26,7 +26,7 @@ from pax_export.core._declared import (
     kernel_of,
 )
 from pax_export.core._edit import SPECS, Spec, set_training, specs_of, with_class, with_static
-from pax_export.core._metaclass import made_of
+from pax_export.core._metaclass import made_of, remember_call, restore, to_picklable
 from pax_export.core._module import (
     Module,
     ParameterModule,
@@ -51,7 +51,6 @@ from pax_export.core._parameters import (
     warn_of_untrained,
     with_frozen,
 )
-from pax_export.core._pickling import remember_call, restore, to_picklable
 from pax_export.core._pure import (
     module_and_value,
     mutable,
@@ -80,12 +79,13 @@ from pax_export.core._scopes import (
     take_over,
 )
 from pax_export.core._state_dict import load_state_dict, state_dict
-from pax_export.core._static import LeafValue, static_key
-from pax_export.core._subclassing import (
+from pax_export.core._static import (
+    LeafValue,
     aspect_of,
     derive_class,
     register_aspect,
     register_verbs,
+    static_key,
 )
 from pax_export.core._summary import count_array_elements, pax_line, summary_lines, tree_lines
 from pax_export.core._traversal import (
@@ -121,31 +121,33 @@ from pax_export.core._tree import (
     set_owner,
     update_moduledef,
 )
-from pax_export.core.selections import (
+from pax_export.core.selections._filters import (
     All,
     AnyOf,
-    Chosen,
     FilteredLeaf,
     Not,
     Param,
     PathContains,
     PathIn,
     RngState,
-    Selection,
     Selector,
     State,
     as_filter,
     as_rule,
-    better_path,
-    escape_step,
     has_names,
     is_random_key,
     leaves_of,
-    matcher,
-    path_pattern,
     require_names,
     require_names_among,
 )
+from pax_export.core.selections._finding import matcher
+from pax_export.core.selections._paths import (
+    Chosen,
+    better_path,
+    escape_step,
+    path_pattern,
+)
+from pax_export.core.selections._selection import Selection
 
 # Names imported but not listed are for other rooms of the package.
 __all__ = [

@@ -16,8 +16,7 @@ from jax.tree_util import tree_leaves
 from pax_export._foundations.errors import hide_frames
 from pax_export._foundations.types import Equation
 from pax_export.core._edit import with_class
-from pax_export.core._static import LABEL, Label
-from pax_export.core._subclassing import base_of, derive_class, register_aspect
+from pax_export.core._static import LABEL, Label, base_of, derive_class, register_aspect
 from pax_export.core._traversal import apply_bottom_up, is_at, named_modules, rebuild_tree
 from pax_export.core._tree import (
     STATIC,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dis
 import functools
 import gc
 import sysconfig
@@ -21,8 +20,7 @@ from pax_export._foundations.types import PyTree
 from pax_export.core._containers import is_dict, is_sequence
 from pax_export.core._declared import require_declared
 from pax_export.core._scopes import is_constructing
-from pax_export.core._static import static_key
-from pax_export.core._subclassing import recipe_of
+from pax_export.core._static import globals_read, recipe_of, static_key
 from pax_export.core._traversal import (
     join_path,
     modules_and_leaves,
@@ -361,15 +359,7 @@ def _used_by(function: types.FunctionType) -> Iterator[Any]:
     yield from (function.__kwdefaults__ or {}).values()
     yield from function.__dict__.values()
     if not code.co_filename.startswith((*_LIBRARIES, "<frozen")):
-        yield from (variables[name] for name in _globals_of(code) if name in variables)
-
-
-@functools.lru_cache(maxsize=4096)
-def _globals_of(code: types.CodeType) -> frozenset[str]:
-    """Returns the names of global variables that code reads, also in functions inside of it."""
-    inner = [const for const in code.co_consts if isinstance(const, types.CodeType)]
-    own = {i.argval for i in dis.get_instructions(code) if i.opname.startswith("LOAD_GLOBAL")}
-    return frozenset(own).union(*map(_globals_of, inner))
+        yield from (variables[name] for name in globals_read(code)[0] if name in variables)
 
 
 def _describe(value: object) -> str:

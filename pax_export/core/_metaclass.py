@@ -1,22 +1,41 @@
-"""The metaclass of modules: creation of classes and instances."""
+"""The metaclass of modules: creation of classes and instances, and their pickles."""
 
 from __future__ import annotations
 
 import abc
 import copyreg
+import functools
+import importlib
 import inspect
 import types
 import typing
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
 from pax_export.core._call_paths import noting_path
 from pax_export.core._check import check_new
+from pax_export.core._containers import KEYED, READ_ONLY, copy_containers
 from pax_export.core._parameters import respecting_frozen
-from pax_export.core._pickling import reduced_call
 from pax_export.core._scopes import open_modules
-from pax_export.core._subclassing import base_of, builders_of, from_recipe, recipe_of
-from pax_export.core._tree import Node, attributes_now, fill_node, register_class, update_moduledef
+from pax_export.core._static import base_of, builders_of, from_recipe, recipe_of
+from pax_export.core._tree import (
+    ARRAYS,
+    MIXED,
+    STATIC,
+    Node,
+    attributes_now,
+    fill_node,
+    kind_of,
+    register_class,
+    shows_static_leaves,
+    update_moduledef,
+)
+
+# Values are of any class in pickles, and distinguished by it: type checkers know nothing of what is
+# in them.
+# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false
+# pyright: reportUnknownArgumentType=false
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -99,16 +118,6 @@ def _drop_cached_properties(module: Node) -> None:
             del attributes[name]
 
 
-def _reduce_class(cls: type) -> Any:
-    """Pickles a derived class as its recipe, a made one as the call, any other by name."""
-    if recipe_of(cls):
-        return from_recipe, (base_of(cls), recipe_of(cls), builders_of(cls))
-    return reduced_call(cls) or cls.__qualname__
-
-
-copyreg.pickle(ModuleMeta, _reduce_class)  # type: ignore[arg-type]
-
-
 def new_uninitialized(cls: type[T]) -> T:
     """An instance before its constructor: without name, in train mode."""
     module = object.__new__(cls)
@@ -123,3 +132,118 @@ def made_of(cls: type[N], attributes: dict[str, Any]) -> N:
     update_moduledef(module)
     check_new(module)
     return module
+
+
+# --- pickles -----------------------------------------------------------------------
+
+# ``jax.nn.relu`` and ``jnp.tanh`` are wrapped objects that pickle cannot find under the module that
+# they name. Users keep them in modules all the time, so a pickled module holds their public name
+# instead. For a function that a call made, as ``opax.adam(1e-3)`` makes classes and schedules, it
+# holds the call.
+
+_PUBLIC = ("jax.nn", "jax.numpy", "jax.lax", "jax.scipy.special", "jax.random", "jax")
+# Objects that pickle finds by name itself, or refuses with a good message.
+_PLAIN = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
+
+
+class _Reduced:
+    """Replaces a function: pickles as a call, and loads as the result of the call."""
+
+    def __init__(self, reduced: tuple[Callable[..., Any], tuple[Any, ...]]):
+        self.reduced = reduced
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        find, where = self.reduced
+        return find(*where)(*args, **kwargs)
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return self.reduced
+
+
+def _find(module: str, name: str) -> Any:
+    return getattr(importlib.import_module(module), name)
+
+
+def to_picklable(value: Any) -> Any:
+    """Returns the value with picklable replacements for what pickle cannot find."""
+    kind = type(value)
+    if kind in READ_ONLY:
+        return to_picklable(copy_containers(value))
+    if kind is list or kind is tuple:
+        return kind([to_picklable(x) for x in value])
+    if kind is dict:
+        return {key: to_picklable(x) for key, x in value.items()}
+    if kind in KEYED:
+        new = value.copy()  # with its default factory
+        for key in new:
+            new[key] = to_picklable(new[key])
+        return new
+    if kind is functools.partial:
+        return functools.partial(to_picklable(value.func), *value.args, **value.keywords)
+    if callable(value) and not isinstance(value, type):
+        return _by_public_name(value)
+    return value
+
+
+def _by_public_name(function: Callable[..., Any]) -> Any:
+    if isinstance(function, types.FunctionType):
+        reduced = reduced_call(function)
+        return function if reduced is None else _Reduced(reduced)
+    name = getattr(function, "__name__", None)
+    if isinstance(function, _PLAIN) or not isinstance(name, str):
+        return function
+    for module in _PUBLIC:
+        if getattr(importlib.import_module(module), name, None) is function:
+            return _Reduced((_find, (module, name)))
+    return function
+
+
+# Created object -> module and name of the function that created it, and its arguments.
+_calls: weakref.WeakKeyDictionary[Any, tuple[str, str, tuple[Any, ...], dict[Any, Any]]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def remember_call(
+    value: Callable[..., Any],
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> None:
+    """Records that a class or function is the result of a call of ``function``."""
+    _calls[value] = function.__module__, function.__name__, args, dict(kwargs)
+
+
+def reduced_call(value: Callable[..., Any]) -> tuple[Any, ...] | None:
+    """Returns how to pickle a class or function created by a call, or None."""
+    if value not in _calls:
+        return None
+    module, name, args, kwargs = _calls[value]
+    return _repeat_call, (module, name, to_picklable(args), to_picklable(kwargs))
+
+
+def _repeat_call(module: str, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    return _find(module, name)(*args, **kwargs)
+
+
+def restore(cls: type[N], names: tuple[str, ...], attributes: dict[str, Any]) -> N:
+    """Makes a module of the names of its subtrees and of all attributes in order."""
+    node = object.__new__(cls)
+    attributes_now(node).update(attributes)
+    subtrees = {n: _kind_of_subtree(attributes[n]) for n in names}
+    update_moduledef(node, {n: subtrees.get(n, STATIC) for n in attributes})
+    return node
+
+
+def _kind_of_subtree(value: object) -> str:
+    return MIXED if shows_static_leaves(value) or kind_of(value) is MIXED else ARRAYS
+
+
+def _reduce_class(cls: type) -> Any:
+    """Pickles a derived class as its recipe, a made one as the call, any other by name."""
+    if recipe_of(cls):
+        return from_recipe, (base_of(cls), recipe_of(cls), builders_of(cls))
+    return reduced_call(cls) or cls.__qualname__
+
+
+copyreg.pickle(ModuleMeta, _reduce_class)  # type: ignore[arg-type]

@@ -17,15 +17,15 @@ from pax_export._foundations.errors import (
     hide_frames,
 )
 from pax_export._foundations.types import PyTree
-from pax_export.core import _check, _edit, _methods, _parameters, _scopes, _summary, _tree
+from pax_export.core import _check, _edit, _parameters, _scopes, _summary, _tree
 from pax_export.core._containers import READ_ONLY, copy_containers
 from pax_export.core._edit import Spec, with_specs
-from pax_export.core._metaclass import ModuleMeta, new_uninitialized
-from pax_export.core._pickling import restore, to_picklable
+from pax_export.core._metaclass import ModuleMeta, new_uninitialized, restore, to_picklable
 from pax_export.core._pure import purecall, require_module
 from pax_export.core._state_dict import load_state_dict, state_dict
 from pax_export.core._traversal import apply_bottom_up, map_submodules, rebuild_tree, submodules
-from pax_export.core.selections import Selection, freeze_at
+from pax_export.core.selections._selection import Selection
+from pax_export.core.selections._verbs import freeze_at
 
 if TYPE_CHECKING:
     from pax_export.core.selections._filters import Selector
@@ -176,7 +176,7 @@ class Module(_tree.Node, metaclass=ModuleMeta):
         Functions that read variables are static data of each module; calls with such functions
         share one class.
         """
-        return _methods.replace_method(self, methods)
+        return _edit.replace_method(self, methods)
 
     def train(self) -> Self:
         """Returns the module with itself and all submodules in train mode."""

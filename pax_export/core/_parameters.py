@@ -27,7 +27,7 @@ from pax_export._foundations.errors import (
 )
 from pax_export._foundations.types import ArrayLike, PyTree
 from pax_export.core._check import structure_differences
-from pax_export.core._subclassing import base_of
+from pax_export.core._static import base_of
 from pax_export.core._traversal import (
     apply_bottom_up,
     cached_by_treedef,

@@ -1,4 +1,4 @@
-"""Static data: how values are compared, copied and kept, and the ModuleDef that holds them.
+"""Static data: how values are compared, the ModuleDef that holds them, and derived classes.
 
 jax compares treedefs to decide whether to trace again. So equal models need equal static data,
 even where Python distinguishes objects (two lambdas of one line), and different data must differ
@@ -12,7 +12,7 @@ import functools
 import types
 import weakref
 from collections import deque
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -197,7 +197,7 @@ def _function_key(function: types.FunctionType) -> Hashable:
         function.__module__,
         function.__qualname__,
         static_key((function.__defaults__, tuple((function.__kwdefaults__ or {}).items()))),
-        tuple([(name, _global(function, name)) for name in _names_read(function.__code__) or ()]),
+        tuple([(name, _global(function, name)) for name in globals_read(function.__code__)[0]]),
     )
 
 
@@ -211,8 +211,8 @@ def is_self_contained(function: types.FunctionType) -> bool:
     defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
     if function.__closure__ or function.__dict__ or not all(map(_is_plain, defaults)):
         return False
-    names = _names_read(function.__code__)
-    return names is not None and all(_never_changes(_global(function, name)) for name in names)
+    names, only_reads = globals_read(function.__code__)
+    return only_reads and all(_never_changes(_global(function, name)) for name in names)
 
 
 def _is_plain(value: object) -> bool:
@@ -232,21 +232,21 @@ def _never_changes(value: object) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
-def _names_read(code: types.CodeType) -> tuple[str, ...] | None:
-    """The global names that code, and code in it, reads; None if it imports or sets some."""
+def globals_read(code: types.CodeType) -> tuple[tuple[str, ...], bool]:
+    """The global names that code, and code in it, reads; and whether it only reads them."""
     found: dict[str, None] = {}
+    only_reads = True
     for each in dis.get_instructions(code):
         if each.opname == "LOAD_GLOBAL":
             found[each.argval] = None
         elif any(word in each.opname for word in ("GLOBAL", "NAME", "IMPORT", "LOAD_LOCALS")):
-            return None
+            only_reads = False
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
-            names = _names_read(inner)
-            if names is None:
-                return None
+            names, inner_only_reads = globals_read(inner)
             found |= dict.fromkeys(names)
-    return tuple(found)
+            only_reads = only_reads and inner_only_reads
+    return tuple(found), only_reads
 
 
 # --- ModuleDef: the names of subtrees, and the static data, of one module -------------
@@ -361,3 +361,85 @@ def intern_moduledef(
         if LABEL not in static:
             moduledef = _interned.setdefault(key, moduledef)
     return moduledef
+
+
+# --- derived classes, and verbs of rooms above -------------------------------------
+
+
+# What other rooms add to modules: classes derived from others, and verbs. A derived class is cached
+# by its base and its recipe, a tuple of ``(aspect, value)`` in the order of registration. So
+# policies and adapters commute, and equal models have equal treedefs. Pickles store the recipe.
+
+Recipe = tuple[tuple[str, Any], ...]
+Builder = Callable[[type, dict[str, Any], Any], dict[str, Any]]
+
+_aspects: dict[str, Builder] = {}
+_verbs: dict[str, Callable[[], Any]] = {}
+
+
+def register_verbs(**verbs: Callable[[], Any]) -> None:
+    """Adds functions of other rooms that modules call; each is looked up when it is first used."""
+    _verbs.update(verbs)
+
+
+def verb(name: str) -> Any:
+    """Returns a function that another room registered."""
+    return _verbs[name]()
+
+
+def register_aspect(name: str, build: Builder) -> None:
+    """Adds a way to derive classes: ``build(base, namespace, value)`` returns additions."""
+    _aspects[name] = build
+
+
+def base_of(cls: type) -> type:
+    """The class as the user wrote it."""
+    return vars(cls).get("_pax_base", cls)
+
+
+def recipe_of(cls: type) -> Recipe:
+    """The aspects that a class was derived with; empty for a user's class."""
+    return vars(cls).get("_pax_recipe", ())
+
+
+def aspect_of(cls: type, name: str) -> Any:
+    """Returns the value of one aspect of a class, or None."""
+    return dict(recipe_of(cls)).get(name)
+
+
+def builders_of(cls: type) -> tuple[Builder, ...]:
+    """The functions that built a class from its recipe, in other rooms too."""
+    return tuple([_aspects[name] for name, _ in recipe_of(cls)])
+
+
+def derive_class(cls: type, name: str, value: Hashable) -> type:
+    """The class with one aspect set, or taken off if the value is None."""
+    values = {**dict(recipe_of(cls)), name: value}
+    recipe = tuple([(n, values[n]) for n in _aspects if values.get(n) is not None])
+    return from_recipe(base_of(cls), recipe)
+
+
+def from_recipe(base: type, recipe: Recipe, builders: tuple[Builder, ...] = ()) -> type:
+    """The class derived by a recipe; `builders` are for pickles, which import their packages."""
+    if not recipe:
+        return base
+    if "_pax_derived" not in vars(base):
+        base._pax_derived = {}  # type: ignore[attr-defined]
+    known: dict[Hashable, type] = vars(base)["_pax_derived"]
+    key = static_key(recipe)
+    if key not in known:
+        known[key] = _make_class(base, recipe)
+    return known[key]
+
+
+def _make_class(base: type, recipe: Recipe) -> type:
+    namespace: dict[str, Any] = {
+        "__module__": base.__module__,
+        "__qualname__": base.__qualname__,
+        "__doc__": base.__doc__,
+        "_pax_base": base,
+        "_pax_recipe": recipe,
+    }
+    for name, value in recipe:
+        namespace.update(_aspects[name](base, namespace, value))
+    return type(base)(base.__name__, (base,), namespace)

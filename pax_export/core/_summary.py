@@ -14,7 +14,7 @@ import numpy as np
 
 from pax_export._foundations.errors import InvalidArgumentError
 from pax_export.core._parameters import FROZEN, ROLES, STATE, TRAINABLE, named_roles
-from pax_export.core._subclassing import aspect_of, verb
+from pax_export.core._static import aspect_of, verb
 from pax_export.core._traversal import modules_and_leaves, named_submodules
 from pax_export.core._tree import Node, attributes_of
 

@@ -7,11 +7,7 @@ from random import Random
 
 import pytest
 
-from pax_export.core.selections import (
-    better_path,
-    escape_step,
-    path_pattern,
-)
+from pax_export.core import better_path, escape_step, path_pattern
 from pax_export.errors import InvalidArgumentError
 from tests.refusals import refused
 

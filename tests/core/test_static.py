@@ -10,7 +10,7 @@ import pytest
 
 import pax_export as pax
 from pax_export.core import static_key
-from pax_export.core._static import copy_containers
+from pax_export.core._containers import copy_containers
 
 Point = namedtuple("Point", "x y")
 

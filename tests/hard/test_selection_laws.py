@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from jax.tree_util import tree_leaves, tree_map, tree_structure
 
 import pax_export as pax
-from pax_export.core import Selection, named_leaves, named_modules
-from pax_export.core.selections import escape_step
+from pax_export.core import Selection, escape_step, named_leaves, named_modules
 from tests.hard.test_laws import TREES, each_tree, picture, tree_of
 
 SEVERAL = st.lists(st.integers(0, 30), min_size=1, max_size=4)

@@ -17,7 +17,7 @@ from pax_export.core._containers import is_sequence
 from pax_export.core._edit import Change, edit_at, set_training
 from pax_export.core._pure import require_module
 from pax_export.core._scopes import on_own_array
-from pax_export.core._subclassing import verb
+from pax_export.core._static import verb
 from pax_export.core._traversal import apply_bottom_up
 from pax_export.core._tree import Node, is_array, is_floating, is_node
 from pax_export.core.selections._finding import find, in_order, wants_path

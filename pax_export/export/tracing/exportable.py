@@ -48,7 +48,7 @@ from pax_export.transforms import All, Not, PathContains, PathIn
 from pax_export.transforms import Any as Any_
 
 if TYPE_CHECKING:
-    from pax_export.core.selections import Selector
+    from pax_export.core import Selector
 
 P = ParamSpec("P")
 M = TypeVar("M", bound=Module)
