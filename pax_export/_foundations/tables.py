@@ -5,8 +5,54 @@ HTML is escaped, and has no scripts or external resources.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
+from typing import Generic, Protocol, TypeVar
+
+
+class _HasPath(Protocol):
+    @property
+    def path(self) -> str: ...
+
+
+R = TypeVar("R", bound=_HasPath)
+
+
+class Rows(Generic[R]):
+    """A table whose rows have paths: ``table[path]`` is a row."""
+
+    rows: tuple[R, ...]
+
+    def __getitem__(self, path: str) -> R:
+        """Returns the row of a path.
+
+        Raises:
+            KeyError: there is no such row.
+        """
+        for row in self.rows:
+            if row.path == path:
+                return row
+        raise KeyError(path)
+
+    def __iter__(self) -> Iterator[R]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+def aligned(rows: Iterable[Sequence[str]], right: Iterable[bool] = ()) -> list[str]:
+    """Lines with aligned columns; those that `right` marks, such as numbers, at their right.
+
+    Example:
+        >>> aligned([("a", "1"), ("bc", "20")], right=(False, True))
+        ['a    1', 'bc  20']
+    """
+    lines = list(rows)
+    widths = [max(map(len, column)) for column in zip(*lines)]
+    sides = [str.rjust if each else str.ljust for each in right] or [str.ljust] * len(widths)
+    cells = [[side(x, n) for side, x, n in zip(sides, line, widths)] for line in lines]
+    return ["  ".join(line).rstrip() for line in cells]
 
 
 def bytes_text(count: float) -> str:

@@ -432,11 +432,7 @@ class Table(dict):
 
     def __str__(self) -> str:
         lines = self._table_lines()
-        widths = [max(map(len, column)) for column in zip(*lines)]
-        return "\n".join(
-            "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])])
-            for line in lines
-        )
+        return "\n".join(tables.aligned(lines, (number > 0 for number in range(len(lines[0])))))
 
 
 def statistics(net: Module, *inputs: PyTree, paths: Selector = ..., **kwargs: object) -> Table:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pax_export._foundations.files import atomic, own_files
-from pax_export._foundations.tables import bytes_text
+from pax_export._foundations.tables import Rows, aligned, bytes_text
 
 Count = int | str
 
@@ -79,7 +79,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Inspection:
+class Inspection(Rows[Row]):
     """A description of a model: ``print`` shows a table, notebooks show HTML, and it is data.
 
     Attributes:
@@ -110,23 +110,6 @@ class Inspection:
     def flops(self) -> Count | None:
         """FLOPs of one call; None without inputs, or if the program of an export cannot be read."""
         return self.rows[0].flops
-
-    def __getitem__(self, path: str) -> Row:
-        """Returns the row of a path.
-
-        Raises:
-            KeyError: there is no such row.
-        """
-        for row in self.rows:
-            if row.path == path:
-                return row
-        raise KeyError(path)
-
-    def __iter__(self) -> Iterator[Row]:
-        return iter(self.rows)
-
-    def __len__(self) -> int:
-        return len(self.rows)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain data, with the totals ``parameters``, ``bytes``, ``flops``."""
@@ -188,15 +171,7 @@ def format_table(
     shown = [column for column in COLUMNS if any(column[1](row) for row in picked)]
     lines = [[title for title, _, _ in shown]]
     lines += [[text(row) for _, text, _ in shown] for row in picked]
-    widths = [max(map(len, column)) for column in zip(*lines)]
-    right = [numbers for _, _, numbers in shown]
-    text = [
-        "  ".join(
-            cell.rjust(width) if numbers else cell.ljust(width)
-            for cell, width, numbers in zip(line, widths, right)
-        ).rstrip()
-        for line in lines
-    ]
+    text = aligned(lines, (numbers for _, _, numbers in shown))
     return "\n".join([*text, "", *sum_rows(rows, uncounted)])
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,7 +50,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Table:
+class Table(tables.Rows[Row]):
     """The leaves of a tree on a mesh; ``str(table)`` is the text, ``table[path]`` a row.
 
     The text has one line for the arrays of equal layers, with the size of one array.
@@ -85,29 +85,15 @@ class Table:
         """The paths that no rule is for; these leaves are replicated."""
         return tuple([row.path for row in self.rows if not row.rule])
 
-    def __getitem__(self, path: str) -> Row:
-        """Returns the row of a leaf.
-
-        Raises:
-            KeyError: there is no such leaf.
-        """
-        for row in self.rows:
-            if row.path == path:
-                return row
-        raise KeyError(path)
-
-    def __iter__(self) -> Iterator[Row]:
-        return iter(self.rows)
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
     def __str__(self) -> str:
-        return "\n".join([*_table_lines(self), *_summary_lines(self)])
+        return "\n".join([*tables.aligned([_HEAD, *self._cells()]), *_summary_lines(self)])
 
     def _repr_html_(self) -> str:
-        rows = [_row_cells(path, row) for path, row in _merge_equal_rows(self.rows)]
-        return tables.block("", tables.grid(_HEAD, rows), tables.lines(_summary_lines(self)))
+        grid = tables.grid(_HEAD, self._cells())
+        return tables.block("", grid, tables.lines(_summary_lines(self)))
+
+    def _cells(self) -> list[tuple[str, ...]]:
+        return [_row_cells(path, row) for path, row in _merge_equal_rows(self.rows)]
 
 
 def table(tree: PyTree, mesh: AnyMesh, rules: RulesLike = None) -> Table:
@@ -162,15 +148,6 @@ def _make_row(found: LeafSharding, sizes: Sizes) -> Row:
 
 _HEAD = ("leaf", "shape", "dtype", "spec", "shard", "per device", "rule")
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
-
-
-def _table_lines(table: Table) -> list[str]:
-    cells = [_HEAD, *[_row_cells(path, row) for path, row in _merge_equal_rows(table.rows)]]
-    widths = [max(map(len, column)) for column in zip(*cells)]
-    return [
-        "  ".join([cell.ljust(width) for cell, width in zip(line, widths)]).rstrip()
-        for line in cells
-    ]
 
 
 def _merge_equal_rows(rows: Sequence[Row]) -> list[tuple[str, Row]]:

@@ -84,13 +84,9 @@ class AdoptionReport:
         return json.loads(json.dumps(found, default=asdict))
 
     def __str__(self) -> str:
-        lines = [self._title()]
         columns = [column for column in zip(*self._cells()) if any(column)]
-        widths = [max(map(len, column)) for column in columns]
-        for cells in zip(*columns):
-            padded = [cell.ljust(width) for cell, width in zip(cells, widths)]
-            lines.append("  " + "  ".join(padded).rstrip())
-        return "\n".join([*lines, *self._rest()])
+        lines = [f"  {line}" for line in tables.aligned(zip(*columns))]
+        return "\n".join([self._title(), *lines, *self._rest()])
 
     def _repr_html_(self) -> str:
         table = tables.grid(("leaf", "", "arrays", "how", "why"), self._cells())
