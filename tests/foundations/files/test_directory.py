@@ -221,7 +221,7 @@ def die_at(step, path, can_exchange):
                 os.kill(os.getpid(), signal.SIGKILL)
 
     if not can_exchange:
-        system.rename2 = lambda one, other, flag: False
+        system_calls.rename2 = lambda one, other, flag: False
     sys.addaudithook(watch)
     write(path, "new", overwrite=True)
     os._exit(0)
