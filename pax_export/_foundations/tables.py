@@ -18,7 +18,7 @@ class _HasPath(Protocol):
 R = TypeVar("R", bound=_HasPath)
 
 
-class Rows(Generic[R]):
+class RowsByPath(Generic[R]):
     """A table whose rows have paths: ``table[path]`` is a row."""
 
     rows: tuple[R, ...]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pax_export._foundations.files import atomic, own_files
-from pax_export._foundations.tables import Rows, aligned, bytes_text
+from pax_export._foundations.tables import RowsByPath, aligned, bytes_text
 
 Count = int | str
 
@@ -79,7 +79,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Inspection(Rows[Row]):
+class Inspection(RowsByPath[Row]):
     """A description of a model: ``print`` shows a table, notebooks show HTML, and it is data.
 
     Attributes:

@@ -50,7 +50,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Table(tables.Rows[Row]):
+class Table(tables.RowsByPath[Row]):
     """The leaves of a tree on a mesh; ``str(table)`` is the text, ``table[path]`` a row.
 
     The text has one line for the arrays of equal layers, with the size of one array.
