@@ -261,7 +261,7 @@ def test_whatever_step_is_the_last_one_export_is_whole(tmp_path, can_exchange):
 @IN_TWO_STEPS
 def test_several_processes_save_to_one_place(tmp_path, can_exchange):
     program = (
-        "import sys; from pathlib import Path\n"
+        "import sys; from pathlib import Path; sys.modules['jax'] = None  # not needed, and slow\n"
         "from pax_export._foundations.files import atomic, system\n"
         "if sys.argv[3] == 'False': system.rename2 = lambda one, other, flag: False\n"
         "print('ready', flush=True); sys.stdin.readline()\n"

@@ -71,6 +71,7 @@ def test_leftovers_of_killed_saves_are_removed(tmp_path):
     program = """
 import os, signal, sys
 from pathlib import Path
+sys.modules["jax"] = None  # not needed, and slow
 from pax_export._foundations.files import atomic
 with atomic.replace_file(Path(sys.argv[1]), None) as temporary:
     temporary.write_bytes(b"half")

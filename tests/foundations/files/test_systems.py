@@ -32,10 +32,12 @@ expected = net(x)
 def same(other):
     assert_close(other, expected, 1e-4)
 
-for writer, name in {
-    "to_saved_model": "saved", "to_stablehlo": "stablehlo", "to_onnx": "net.onnx",
-    "to_tflite": "net.tflite",
-}.items():
+# macOS lacks one call of these, which Windows lacks too, and has locks: one writer of files and
+# one of folders meet that.
+writers = {"to_stablehlo": "stablehlo", "to_onnx": "net.onnx"}
+if sys.argv[2] == "windows":
+    writers |= {"to_saved_model": "saved", "to_tflite": "net.tflite"}
+for writer, name in writers.items():
     for overwrite in (False, True):
         report = getattr(export, writer)(
             net, here / name, specs, overwrite=overwrite, validate=overwrite
@@ -64,9 +66,10 @@ for step in range(2):
         same(run.restore(model=net)["model"](x))
         assert run.steps == (step,)
 
+formats = {"genai": "genai", "gguf": "lm.gguf", "litertlm": "lm.litertlm"}
 lm, tokenizer = language_model("llama", here / "hub"), ascii_tokenizer()
 for overwrite in (False, True):
-    for format, name in {"genai": "genai", "gguf": "lm.gguf", "litertlm": "lm.litertlm"}.items():
+    for format, name in formats.items() if sys.argv[2] == "windows" else ():
         pax.generation.export(
             lm, here / name, format=format, tokenizer=tokenizer, max_length=16, validate=False,
             overwrite=overwrite,

@@ -46,6 +46,25 @@ class _Loader(importlib.machinery.SourceFileLoader):
         return compile(other, self.path, "exec")
 
 
+def refused():
+    """The class of the error about a module that is changed under a later trace."""
+    import jax
+    import jax.numpy as jnp
+
+    import pax_export as pax
+
+    @pax.pure
+    def change(module):
+        jax.jit(lambda x: setattr(module, "steps", x))(jnp.ones(2))
+        return module
+
+    try:
+        change(pax.Module())
+    except ValueError as error:
+        return {"refused": type(error).__name__}
+    return {"refused": None}
+
+
 def digits():
     """Trains a net on small images, and exports it."""
     import pathlib
@@ -81,17 +100,6 @@ def digits():
         net, optimizer, loss = step(net, optimizer, images, labels)
         losses.append(float(loss))
 
-    @pax.pure
-    def change(module):
-        jax.jit(lambda x: setattr(module, "steps", x))(jnp.ones(2))
-        return module
-
-    refused = None
-    try:
-        change(pax.Module())
-    except ValueError as error:
-        refused = type(error).__name__
-
     net = net.eval()
     with tempfile.TemporaryDirectory() as folder:
         report = pax.export.to_stablehlo(
@@ -110,7 +118,7 @@ def digits():
     return {
         "first": losses[0],
         "last": losses[-1],
-        "refused": refused,
+        **refused(),
         "error": error,
         "gradient": apart,
         "constraints": list(signature.constraints),

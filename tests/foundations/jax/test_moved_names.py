@@ -55,7 +55,7 @@ def require_all_but_little(names):
 
 
 def test_undecidable_traces_warn():
-    found = finished(started("digits", "get_opaque_trace_state", "bind_with_trace"))
+    found = finished(started("refused", "get_opaque_trace_state", "bind_with_trace"))
     assert found["refused"] is None
     (text,) = found["less"]
     assert "jax.lax.add_p" in text and "is not refused" in text
