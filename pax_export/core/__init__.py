@@ -121,7 +121,7 @@ from pax_export.core._tree import (
     set_owner,
     update_moduledef,
 )
-from pax_export.core.selections._filters import (
+from pax_export.core.selections.filters import (
     All,
     AnyOf,
     FilteredLeaf,
@@ -140,14 +140,14 @@ from pax_export.core.selections._filters import (
     require_names,
     require_names_among,
 )
-from pax_export.core.selections._finding import matcher
-from pax_export.core.selections._paths import (
+from pax_export.core.selections.finding import matcher
+from pax_export.core.selections.paths import (
     Chosen,
     better_path,
     escape_step,
     path_pattern,
 )
-from pax_export.core.selections._selection import Selection
+from pax_export.core.selections.selection import Selection
 
 # Names imported but not listed are for other rooms of the package.
 __all__ = [

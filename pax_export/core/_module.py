@@ -24,11 +24,11 @@ from pax_export.core._metaclass import ModuleMeta, new_uninitialized, restore, t
 from pax_export.core._pure import purecall, require_module
 from pax_export.core._state_dict import load_state_dict, state_dict
 from pax_export.core._traversal import apply_bottom_up, map_submodules, rebuild_tree, submodules
-from pax_export.core.selections._selection import Selection
-from pax_export.core.selections._verbs import freeze_at
+from pax_export.core.selections.selection import Selection
+from pax_export.core.selections.verbs import freeze_at
 
 if TYPE_CHECKING:
-    from pax_export.core.selections._filters import Selector
+    from pax_export.core.selections.filters import Selector
 
 
 def _refuse_forward(self: Module, *args: Any, **kwargs: Any) -> NoReturn:

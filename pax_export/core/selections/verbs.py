@@ -22,8 +22,8 @@ from pax_export.core._parameters import (
 from pax_export.core._random import split_rng_key
 from pax_export.core._traversal import apply_bottom_up, cached_by_treedef
 from pax_export.core._tree import Node
-from pax_export.core.selections._filters import FilteredLeaf, Param, as_rule, leaves_of
-from pax_export.core.selections._paths import (
+from pax_export.core.selections.filters import FilteredLeaf, Param, as_rule, leaves_of
+from pax_export.core.selections.paths import (
     Place,
     Steps,
     at_or_below,

@@ -25,7 +25,7 @@ from pax_export.core._parameters import merge
 from pax_export.core._static import static_key
 from pax_export.core._traversal import flatten_with_path, stop_at_submodules
 from pax_export.core._tree import Node
-from pax_export.core.selections._paths import (
+from pax_export.core.selections.paths import (
     Chosen,
     at_or_below,
     better_path,

@@ -12,7 +12,7 @@ import jax
 from pax_export._foundations.errors import InvalidArgumentError, InvalidArgumentTypeError, a_few
 from pax_export._foundations.types import TreeDef
 from pax_export.core._tree import Node, attributes_of
-from pax_export.core.selections._filters import (
+from pax_export.core.selections.filters import (
     MADE_FILTERS,
     PLAIN_FILTERS,
     Selector,
@@ -20,7 +20,7 @@ from pax_export.core.selections._filters import (
     leaves_of,
     require_names,
 )
-from pax_export.core.selections._paths import (
+from pax_export.core.selections.paths import (
     Chosen,
     Steps,
     better_path,

@@ -20,8 +20,8 @@ from pax_export.core._scopes import on_own_array
 from pax_export.core._static import verb
 from pax_export.core._traversal import apply_bottom_up
 from pax_export.core._tree import Node, is_array, is_floating, is_node
-from pax_export.core.selections._finding import find, in_order, wants_path
-from pax_export.core.selections._paths import (
+from pax_export.core.selections.finding import find, in_order, wants_path
+from pax_export.core.selections.paths import (
     Chosen,
     Steps,
     at_or_below,
@@ -32,10 +32,10 @@ from pax_export.core.selections._paths import (
     rest_of,
     value_at,
 )
-from pax_export.core.selections._verbs import freeze_at, reinitialize, unfreeze_at
+from pax_export.core.selections.verbs import freeze_at, reinitialize, unfreeze_at
 
 if TYPE_CHECKING:
-    from pax_export.core.selections._filters import Selector
+    from pax_export.core.selections.filters import Selector
 
 
 class Selection(Chosen):
