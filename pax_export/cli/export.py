@@ -11,7 +11,8 @@ from typing import Any
 from pax_export._foundations.errors import InvalidArgumentError
 from pax_export.cli import _factory
 from pax_export.cli._command import DONE, Commands, add_command, add_shared_options, print_result
-from pax_export.export.artifact.formats import Format, all_formats, import_function, values
+from pax_export.export.artifact.formats import Format, all_formats, import_function
+from pax_export.export.artifact.options import values
 
 _VALIDATE = {"here": True} | {each: each for each in values("validate")} | {"no": False}
 

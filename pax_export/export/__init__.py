@@ -17,8 +17,8 @@ from pax_export._foundations.optional import require
 
 if TYPE_CHECKING:
     from pax_export.export import formats, orbax, symbolic_numpy
-    from pax_export.export.artifact.formats import ExportOptions
     from pax_export.export.artifact.loading import load
+    from pax_export.export.artifact.options import ExportOptions
     from pax_export.export.artifact.report import Report
     from pax_export.export.formats.loaded_file import LoadedFile
     from pax_export.export.formats.onnx.export import to_onnx

@@ -15,16 +15,16 @@ from pax_export._foundations.errors import UnsupportedOperationError
 from pax_export._foundations.types import Equation, TracedProgram
 from pax_export.export.artifact.embedded import append_zip
 from pax_export.export.artifact.formats import Format
+from pax_export.export.artifact.options import ExportOptions, Request, takes_options
 from pax_export.export.artifact.report import Report, package_versions, report_text
 from pax_export.export.lowering.lowered_model import signature_info
-from pax_export.export.pipeline.arguments import ExportOptions, Request, takes_options
-from pax_export.export.pipeline.export_run import ExportRun
 from pax_export.export.pipeline.format_exporter import (
     FormatExporter,
     ProgramContents,
     portable_program,
     store_of,
 )
+from pax_export.export.pipeline.phases import ExportRun
 from pax_export.export.pipeline.run_export import run_export
 from pax_export.export.portable import PassOptions, PortableProgram, Weight, decompose, optimized
 from pax_export.export.tracing.exportable import Exportable

@@ -16,6 +16,7 @@ from pax_export._foundations.check import as_strings
 from pax_export._foundations.errors import InvalidArgumentError
 from pax_export._foundations.types import ArrayLike, PyTree
 from pax_export.export.artifact.formats import PLATFORMS
+from pax_export.export.artifact.options import checked_platforms
 from pax_export.export.artifact.structure import rebuild
 from pax_export.export.formats.saved_model.operations.program import lower_to_graph
 from pax_export.export.formats.saved_model.with_tensorflow import signature_function
@@ -28,7 +29,6 @@ from pax_export.export.orbax._params import (
     symbolic_shape,
 )
 from pax_export.export.orbax.dtensor_utils import tf
-from pax_export.export.pipeline.arguments import checked_platforms
 from pax_export.export.tracing.dtypes import check
 from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.inputs import Input, Inputs

@@ -1,4 +1,4 @@
-"""Finds the first operation whose result in an export differs from jax's, by bisection.
+"""The operation behind an error: the first whose result differs from jax's, or a refused one.
 
 The model is exported in parts that end with an operation and return all values that later
 operations read. Each part that contains the fault is wrong, so halving finds it in log2 exports;
@@ -7,36 +7,37 @@ see docs/decisions/parting.md.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
 
-from pax_export._foundations.errors import PaxError, ValidationError
+from pax_export._foundations.errors import PaxError
 from pax_export._foundations.jaxpr import bind_equation, called_program, interpret
 from pax_export._foundations.types import ClosedJaxpr, Equation, PyTree
-from pax_export.export.artifact.formats import Format
+from pax_export.core import Module, label_modules, named_modules, traced_anew
+from pax_export.export.artifact.options import Request
 from pax_export.export.lowering.lower import export_unchecked
-from pax_export.export.pipeline.export_run import scratch_path
+from pax_export.export.pipeline.format_exporter import FormatExporter
+from pax_export.export.pipeline.phases import scratch_path
 from pax_export.export.portable.any_size import lowerable
 from pax_export.export.tracing import dtypes
-from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.names import describe_structure, tree_names
 from pax_export.export.tracing.programs import Program
-from pax_export.export.tracing.source_lines import module_path, source_text
+from pax_export.export.tracing.source_lines import (
+    Chain,
+    join_texts,
+    module_path,
+    operations,
+    source_text,
+)
 from pax_export.export.tracing.traced import Traced, trace
-
-#: Seconds after which no further trial is started.
-PATIENCE = 120.0
-
-#: Writes a part of the model at a place and tests it, as the whole is written and tested.
-Tester = Callable[[Exportable, Program, Path], object]
 
 
 @dataclass(frozen=True)
@@ -63,46 +64,21 @@ class Divergence:
         return self.operation
 
 
-def bisect(
-    format: Format,
-    model: Exportable,
-    programs: Sequence[Program],
-    kinds: dict[str, str],
-    error: ValidationError,
-    test: Tester,
-) -> Divergence | None:
-    """Finds the operation after which jax and an export differ, or None; `kinds`: path -> class."""
-    end = time.perf_counter() + PATIENCE
-    key = (error.where or "").split(" ")[0].rstrip(":")
-    ordered = sorted(programs, key=lambda each: each.key != key)
-    with_state = "variable:" in (error.where or "")
-    for program in ordered:
-        search = _BisectSearch(program, with_state, end)
-        found = search.found(functools.partial(_difference_after, search, format, model, test))
-        if found is not None:
-            return _divergence(*found, kinds)
-    return None
-
-
-def _difference_after(
-    search: _BisectSearch, format: Format, model: Exportable, test: Tester, last: int
-) -> str | None:
-    """The difference after a step: empty if the part is right, None if it cannot be exported."""
-    try:
-        with scratch_path(format) as path:
-            test(model, search.part(last), path)
-    except ValidationError as error:
-        return str(error.got)
-    except PaxError:  # the format does not support an output of this dtype
-        return None
-    return ""
-
-
-def bisect_calls(
-    program: Program, calls: int, test: Callable[[Program], Sequence[str]], seconds: float
+def first_divergences(
+    program: Program,
+    calls: int,
+    test: Callable[[Program], Sequence[str | None]],
+    end: float,
+    kinds: Mapping[str, str],
+    with_state: bool = False,
 ) -> list[Divergence | None]:
-    """The first diverging operation of each call; `test` exports a part and compares it."""
-    search = _BisectSearch(program, False, time.perf_counter() + seconds)
+    """The operation after which jax and an export begin to differ, for each of some calls.
+
+    `test` exports a part of the program, and returns the difference of each call: "" for none, None
+    if unknown. After `end` no further part is exported. `kinds` has the classes of modules by path;
+    `with_state` searches new state, too.
+    """
+    search = _BisectSearch(program, with_state, end)
     known: dict[int, Sequence[str | None]] = {}
 
     def apart(call: int, last: int) -> str | None:
@@ -114,11 +90,11 @@ def bisect_calls(
         return known[last][call]
 
     found = [search.found(functools.partial(apart, call)) for call in range(calls)]
-    return [None if each is None else _divergence(*each, {}) for each in found]
+    return [None if each is None else _divergence(*each, kinds) for each in found]
 
 
 def _divergence(
-    step: InlinedOperation, apart: str, candidates: int, kinds: dict[str, str]
+    step: InlinedOperation, apart: str, candidates: int, kinds: Mapping[str, str]
 ) -> Divergence:
     equations = (*step.callers, step.equation)
     path = module_path(equations)
@@ -258,3 +234,50 @@ def _exportable_arrays(value: Any) -> list[Any]:
 def _from_the_middle(good: int, bad: int) -> list[int]:
     """The numbers between two, from the middle outwards."""
     return sorted(range(good + 1, bad), key=lambda number: abs(number - (good + bad) // 2))
+
+
+# --- the module of a refused operation --------------------------------------
+
+
+def with_paths(model: object) -> tuple[Any, dict[str, str]]:
+    """Returns a model whose modules record their paths in traces, and their classes by path."""
+    if not isinstance(model, Module):
+        return model, {}
+    kinds = {path: type(each).__name__ for path, each in named_modules(model)}
+    return label_modules(model), kinds
+
+
+def name_modules(error: PaxError, exporter: FormatExporter, request: Request) -> None:
+    """Adds to an error about operations their modules."""
+    chains = operations(error)
+    if not chains:
+        return
+    # It only improves a message: a failure here must not hide the error.
+    with contextlib.suppress(Exception):
+        net, kinds = with_paths(request.model)
+        if kinds:
+            labeled = dataclasses.replace(request, model=net)
+            chains = _refused_again(error, exporter, labeled) or chains
+        named = [(_module_text(chain, kinds), chain) for chain in chains]
+        error.where = join_texts(
+            ", ".join(filter(None, (n, source_text(chain)))) for n, chain in named
+        )
+
+
+def _refused_again(
+    error: PaxError, exporter: FormatExporter, request: Request
+) -> tuple[Chain, ...]:
+    """Returns the operations of the error of another export, if it is the same error."""
+    try:
+        with traced_anew(), scratch_path(exporter.format) as path:
+            exporter.lower(*exporter.trace(request), request).write(path)
+    except PaxError as other:
+        if other.what == error.what:
+            return operations(other)
+    return ()
+
+
+def _module_text(chain: Chain, kinds: Mapping[str, str]) -> str:
+    """Formats ``encoder.pool: Pool``; or another library's names of its modules."""
+    path = module_path(chain)
+    return ": ".join(filter(None, (path, kinds.get(path, ""))))

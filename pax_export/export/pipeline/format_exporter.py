@@ -14,10 +14,10 @@ from typing import Any, ClassVar
 from pax_export._foundations.errors import ValidationError
 from pax_export._foundations.types import PyTree
 from pax_export.export.artifact.formats import Format, import_function
+from pax_export.export.artifact.options import Request
 from pax_export.export.artifact.report import Report, VariableInfo, write_report
 from pax_export.export.lowering.variables import Store
-from pax_export.export.pipeline.arguments import Request
-from pax_export.export.pipeline.export_run import ExportRun, scratch_path
+from pax_export.export.pipeline.phases import ExportRun, scratch_path
 from pax_export.export.portable import PassOptions, PortableProgram, Weight, optimized
 from pax_export.export.tracing.exportable import Exportable, make_exportable
 from pax_export.export.tracing.programs import Program, refuse_changes, trace_all
@@ -133,13 +133,11 @@ class Contents(ABC):
         cases = self.cases(run.budget)
         return validate(exporter.format, path, cases, run.separate, exporter.factor, here)
 
-    def test_instead(
-        self, contents: Contents, exporter: FormatExporter, run: ExportRun
-    ) -> dict[str, float]:
-        """Validates other contents, written to a scratch file."""
+    def test_apart(self, exporter: FormatExporter, run: ExportRun) -> dict[str, float]:
+        """Validates it from a scratch file."""
         with scratch_path(exporter.format) as path:
-            contents.write(path)
-            return contents.test(exporter, path, run)
+            self.write(path)
+            return self.test(exporter, path, run)
 
     def part(self, exporter: FormatExporter) -> FormatExporter | None:
         """The exporter of parts of this model."""

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import shutil
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -26,22 +27,20 @@ from pax_export._foundations.errors import (
     hide_frames,
 )
 from pax_export._foundations.optional import find, install, is_installed
-from pax_export.core import Module, label_modules, named_modules, traced_anew
+from pax_export.core import traced_anew
+from pax_export.export.artifact.options import Request, check_state
 from pax_export.export.artifact.report import Report, is_tested
-from pax_export.export.pipeline.arguments import Request, check_state
-from pax_export.export.pipeline.bisect import Divergence, bisect, bisect_calls
-from pax_export.export.pipeline.export_run import ExportRun, scratch_path
+from pax_export.export.pipeline.bisect import (
+    Divergence,
+    first_divergences,
+    name_modules,
+    with_paths,
+)
 from pax_export.export.pipeline.format_exporter import Contents, FormatExporter
+from pax_export.export.pipeline.phases import ExportRun, scratch_path
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.programs import Program
-from pax_export.export.tracing.source_lines import (
-    Chain,
-    join_texts,
-    module_path,
-    operations,
-    source_text,
-)
 from pax_export.export.validation.probes import Budget, ProbeDifference
 from pax_export.export.validation.serve import Arrays
 from pax_export.export.validation.validate import (
@@ -244,7 +243,8 @@ class _Export:
             these = (each.case for each in far if each.case.signature == program.key)
             if cases := list({id(case): case for case in these}.values()):
                 test = functools.partial(_apart_far, call_with, model, cases, part.factor)
-                found = bisect_calls(program, len(cases), test, _SECONDS)
+                end = time.perf_counter() + _SECONDS
+                found = first_divergences(program, len(cases), test, end, {})
                 by_case.update(zip(map(id, cases), found))
         return [by_case.get(id(each.case)) for each in far]
 
@@ -255,23 +255,32 @@ class _Export:
             return
         if not_finite(contents.stored()):
             return  # they are the cause, not an operation
-        model, kinds = with_paths(request.model)
+        labeled, kinds = with_paths(request.model)
+        where, end = error.where or "", time.perf_counter() + _PATIENCE
 
-        def test(model: Exportable, program: Program, path: Path) -> None:
+        def test(model: Exportable, program: Program) -> list[str]:
             run.budget = Budget()
             contents = part.lower(model, (program,), request)
-            contents.write(path)
-            contents.test(part, path, run)
+            try:
+                contents.test_apart(part, run)
+            except ValidationError as error:
+                return [str(error.got)]
+            return [""]
 
         # It only improves a message: a failure here must not hide the error.
         with run.phase("find the operation"), contextlib.suppress(Exception):
             with traced_anew():
-                traced = part.trace(dataclasses.replace(request, model=model))
-            error.parting = found = bisect(self.exporter.format, *traced, kinds, error, test)
-            if found is not None:
-                error.where = f"{error.where}; first at {found}" if error.where else f"{found}"
-                apart = f"; there {found.apart}" if found.apart != error.got else ""
-                error.got = f"{error.got}{apart}"
+                model, programs = part.trace(dataclasses.replace(request, model=labeled))
+            key = where.split(" ")[0].rstrip(":")
+            for program in sorted(programs, key=lambda each: each.key != key):
+                of_model = functools.partial(test, model)
+                found = first_divergences(program, 1, of_model, end, kinds, "variable:" in where)
+                if found[0] is not None:
+                    error.parting = first = found[0]
+                    error.where = f"{where}; first at {first}" if where else f"{first}"
+                    if first.apart != error.got:
+                        error.got = f"{error.got}; there {first.apart}"
+                    return
 
     def _make_report(
         self, contents: Contents, path: Path, written: object, errors: dict[str, float]
@@ -302,8 +311,9 @@ class _Export:
         )
 
 
-#: Seconds after which the search for an operation starts no further trial.
-_SECONDS = 10.0
+#: Seconds after which a search for an operation exports no further part: where extreme inputs give
+#: other results, and where the validation fails.
+_SECONDS, _PATIENCE = 10.0, 120.0
 
 
 def _named(divergence: Divergence | None) -> str:
@@ -336,50 +346,3 @@ def not_finite(weights: Mapping[str, Any]) -> str:
     """Formats the names of some weights with NaN or infinity; empty if there are none."""
     names = [name for name, value in weights.items() if count_not_finite(np.asarray(value))]
     return a_few(names, _FEW)
-
-
-# --- the module of a refused operation --------------------------------------
-
-
-def with_paths(model: object) -> tuple[Any, dict[str, str]]:
-    """Returns a model whose modules record their paths in traces, and their classes by path."""
-    if not isinstance(model, Module):
-        return model, {}
-    kinds = {path: type(each).__name__ for path, each in named_modules(model)}
-    return label_modules(model), kinds
-
-
-def name_modules(error: PaxError, exporter: FormatExporter, request: Request) -> None:
-    """Adds to an error about operations their modules."""
-    chains = operations(error)
-    if not chains:
-        return
-    # It only improves a message: a failure here must not hide the error.
-    with contextlib.suppress(Exception):
-        net, kinds = with_paths(request.model)
-        if kinds:
-            labeled = dataclasses.replace(request, model=net)
-            chains = _refused_again(error, exporter, labeled) or chains
-        named = [(_module_text(chain, kinds), chain) for chain in chains]
-        error.where = join_texts(
-            ", ".join(filter(None, (n, source_text(chain)))) for n, chain in named
-        )
-
-
-def _refused_again(
-    error: PaxError, exporter: FormatExporter, request: Request
-) -> tuple[Chain, ...]:
-    """Returns the operations of the error of another export, if it is the same error."""
-    try:
-        with traced_anew(), scratch_path(exporter.format) as path:
-            exporter.lower(*exporter.trace(request), request).write(path)
-    except PaxError as other:
-        if other.what == error.what:
-            return operations(other)
-    return ()
-
-
-def _module_text(chain: Chain, kinds: Mapping[str, str]) -> str:
-    """Formats ``encoder.pool: Pool``; or another library's names of its modules."""
-    path = module_path(chain)
-    return ": ".join(filter(None, (path, kinds.get(path, ""))))

@@ -37,7 +37,7 @@ from pax_export.export.artifact.screening import screen
 from pax_export.export.formats.saved_model import SAVED_MODEL
 from pax_export.export.formats.saved_model.run import FAILED
 from pax_export.export.lowering.lower import CALLING_CONVENTION, XLA_EXPANDS, portable
-from pax_export.export.pipeline.export_run import ExportRun
+from pax_export.export.pipeline.phases import ExportRun
 from pax_export.export.validation.validate import Case, call_export, compare_results
 
 #: The report, next to the repaired model.

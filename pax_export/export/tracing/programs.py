@@ -30,6 +30,7 @@ from pax_export._foundations.jaxpr import (
 from pax_export._foundations.types import Array, Equation, PyTree, TracedProgram
 from pax_export.checkpoint import StoredArray
 from pax_export.export.artifact import dimensions
+from pax_export.export.artifact.options import STATE_ELSEWHERE
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.dropped_state import (
     DRAWS,
@@ -331,11 +332,6 @@ def _changed_statistics(model: Exportable, program: Program) -> list[int]:
 
 
 _UPDATE = 'state="update", so that every call of the exported model assigns its state'
-#: What to write for a format without variables.
-STATE_ELSEWHERE = (
-    "the state as an input and an output of the model; to_saved_model, to_stablehlo or to_torch "
-    'with state="update"'
-)
 _KEEP = 'state="keep", so that every call begins with the state that is exported'
 
 

@@ -10,8 +10,8 @@ import pytest
 import pax_export as pax
 from pax_export.export import ExportOptions, spec
 from pax_export.export.artifact import formats
+from pax_export.export.artifact.options import Request, values
 from pax_export.export.formats import export_as
-from pax_export.export.pipeline.arguments import Request
 
 NAMES = list(get_type_hints(ExportOptions))
 WRITERS = [formats.import_function(row.export) for row in formats.all_formats().values()]
@@ -36,7 +36,7 @@ def test_an_option_that_no_writer_has(writer, tmp_path):
 
 
 def test_the_command_line_offers_their_values():
-    assert formats.values("state") == ["frozen", "update", "keep"]
-    assert formats.values("validate") == ["full", "process", "variables"]
+    assert values("state") == ["frozen", "update", "keep"]
+    assert values("validate") == ["full", "process", "variables"]
     source = Path(pax.__file__).parent / "cli" / "export.py"
     assert '"frozen"' not in source.read_text(encoding="utf-8")

@@ -3,8 +3,8 @@ import types
 
 import pytest
 
-from pax_export.export.pipeline import export_run as showing
-from pax_export.export.pipeline.export_run import Progress
+from pax_export.export.pipeline import phases as showing
+from pax_export.export.pipeline.phases import Progress
 
 
 def test_a_short_save_is_silent(capfd):

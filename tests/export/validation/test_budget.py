@@ -8,7 +8,7 @@ from pax_export.errors import NotValidatedWarning, ValidationError
 from pax_export.export import Report, spec, to_onnx, to_saved_model, to_stablehlo, to_tflite
 from pax_export.export.formats.saved_model import writer as saved_model
 from pax_export.export.formats.stablehlo import functions
-from pax_export.export.pipeline import export_run
+from pax_export.export.pipeline import phases
 from pax_export.export.validation import certify, model_cases, recheck
 from tests.export.models import affine, affine_params
 from tests.refusals import refused
@@ -32,12 +32,12 @@ def left_out(report):
 def no_time(monkeypatch):
     """As for a model that takes minutes to compile."""
     monkeypatch.setattr(model_cases, "_SMALL", 0)
-    monkeypatch.setattr(export_run, "SPARE", -1e6)
+    monkeypatch.setattr(phases, "SPARE", -1e6)
 
 
 @pytest.mark.parametrize(("to", "name"), [*FORMATS, (to_tflite, "m.tflite")])
 def test_of_a_small_model_everything_is_tested(tmp_path, monkeypatch, to, name):
-    monkeypatch.setattr(export_run, "SPARE", -1e6)  # on however slow a machine
+    monkeypatch.setattr(phases, "SPARE", -1e6)  # on however slow a machine
     report = to(MODEL, tmp_path / name, spec("n, 3"))
     assert report.left_out == () and "left out" not in str(report)
     assert to is not to_saved_model or "serving_default: gradient:x" in report.largest_error
@@ -110,7 +110,7 @@ def test_a_size_that_jax_itself_refuses_is_no_failure_of_the_export(tmp_path, to
 
 def test_of_many_equal_layers_it_keeps_its_time(tmp_path, monkeypatch):
     """Their bytes are few, since each kind of layer stands there once."""
-    monkeypatch.setattr(export_run, "SPARE", -1e6)
+    monkeypatch.setattr(phases, "SPARE", -1e6)
     net = pax.Sequential(*[layer for _ in range(40) for layer in (pax.Linear(3, 3), jax.nn.relu)])
     report = to_saved_model(net, tmp_path / "m", spec("n, 3"))
     assert left_out(report) == ALL

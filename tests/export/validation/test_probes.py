@@ -12,7 +12,7 @@ from pax_export.errors import ValidationError
 from pax_export.export import Report, spec, to_onnx, to_saved_model, to_stablehlo, to_tflite
 from pax_export.export.formats.onnx import export as onnx_export
 from pax_export.export.formats.onnx.graph import RULES as onnx_rules
-from pax_export.export.pipeline import export_run
+from pax_export.export.pipeline import phases
 from pax_export.export.portable import Rule
 from pax_export.export.validation import cases, probes
 from pax_export.export.validation.probes import may_not_end
@@ -22,7 +22,7 @@ from tests.refusals import refused
 @pytest.fixture(autouse=True)
 def time_for_all_calls(monkeypatch):
     """No call is left out on a slow machine."""
-    monkeypatch.setattr(export_run, "SPARE", 1e6)
+    monkeypatch.setattr(phases, "SPARE", 1e6)
 
 
 SINE = ({}, lambda _, x: {"sin": jnp.sin(x), "double": 2 * x})

@@ -21,6 +21,7 @@ from pax_export._foundations.errors import (
 from pax_export._foundations.files import checksums
 from pax_export._foundations.optional import find, require
 from pax_export.export.artifact.embedded import append_field
+from pax_export.export.artifact.options import ExportOptions, Request, takes_options
 from pax_export.export.artifact.report import (
     DATA,
     DATA_SHA256,
@@ -36,13 +37,12 @@ from pax_export.export.formats.onnx import runtimes as other_runtimes
 from pax_export.export.formats.onnx.model import OnnxOptions, converted, with_names_of_their_own
 from pax_export.export.formats.onnx.run import opened
 from pax_export.export.lowering.lowered_model import signature_info
-from pax_export.export.pipeline.arguments import ExportOptions, Request, takes_options
-from pax_export.export.pipeline.export_run import ExportRun
 from pax_export.export.pipeline.format_exporter import (
     FormatExporter,
     ProgramContents,
     store_of,
 )
+from pax_export.export.pipeline.phases import ExportRun
 from pax_export.export.pipeline.run_export import run_export
 from pax_export.export.portable import has_half_between
 from pax_export.export.tracing.exportable import Exportable
@@ -231,7 +231,7 @@ class OnnxContents(ProgramContents):
         if level == 4 and (is_rounded or self._has_half_between()):
             options = dataclasses.replace(self.options, accuracy_level=1)
             exactly = dataclasses.replace(self, options=options, integers={})
-            errors = self.test_instead(exactly, exporter, run)  # and with half precision
+            errors = exactly.test_apart(exporter, run)  # and with half precision
         else:
             errors = self._test_here_and_there(exporter, path, run)
         if level == 4:

@@ -24,6 +24,12 @@ from pax_export._foundations.types import PyTree
 from pax_export.export.artifact import compatibility
 from pax_export.export.artifact.formats import PLATFORMS
 from pax_export.export.artifact.loading import write_sums
+from pax_export.export.artifact.options import (
+    ExportOptions,
+    Request,
+    checked_platforms,
+    takes_options,
+)
 from pax_export.export.artifact.report import SERVED, Report, package_versions
 from pax_export.export.formats.saved_model import SAVED_MODEL, warmup, writer
 from pax_export.export.formats.saved_model.operations.program import lower_to_graph
@@ -37,14 +43,8 @@ from pax_export.export.lowering.lowered_model import (
     lower_model,
     vjp_orders,
 )
-from pax_export.export.pipeline.arguments import (
-    ExportOptions,
-    Request,
-    checked_platforms,
-    takes_options,
-)
-from pax_export.export.pipeline.export_run import ExportRun
 from pax_export.export.pipeline.format_exporter import Contents, FormatExporter
+from pax_export.export.pipeline.phases import ExportRun
 from pax_export.export.pipeline.run_export import run_export
 from pax_export.export.tracing.exportable import (
     Exportable,

@@ -20,6 +20,7 @@ import jax
 from pax_export._foundations.errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._foundations.optional import require
 from pax_export._foundations.types import PyTree
+from pax_export.export.artifact.options import by_signature
 from pax_export.export.artifact.report import ArrayInfo
 from pax_export.export.artifact.structure import rebuild
 from pax_export.export.formats.saved_model.with_tensorflow import (
@@ -30,7 +31,6 @@ from pax_export.export.formats.saved_model.with_tensorflow import (
 )
 from pax_export.export.lowering.lower import Processing, Signature
 from pax_export.export.lowering.lowered_model import LoweredModel, array_info, output_infos
-from pax_export.export.pipeline.arguments import by_signature
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.inputs import Inputs, bind_inputs, resolve_inputs
 from pax_export.export.tracing.names import describe_structure, tree_names

@@ -15,6 +15,12 @@ from pax_export._foundations.errors import InvalidArgumentError
 from pax_export._foundations.files import checksums
 from pax_export._foundations.types import PyTree
 from pax_export.export.artifact.formats import PLATFORMS
+from pax_export.export.artifact.options import (
+    ExportOptions,
+    Request,
+    checked_platforms,
+    takes_options,
+)
 from pax_export.export.artifact.report import REPORT_FILE, Report, package_versions
 from pax_export.export.formats.stablehlo import STABLEHLO, files, functions
 from pax_export.export.formats.stablehlo.exported import (
@@ -23,14 +29,8 @@ from pax_export.export.formats.stablehlo.exported import (
     read_checks,
     runs_on_all,
 )
-from pax_export.export.pipeline.arguments import (
-    ExportOptions,
-    Request,
-    checked_platforms,
-    takes_options,
-)
-from pax_export.export.pipeline.export_run import ExportRun
 from pax_export.export.pipeline.format_exporter import Contents, FormatExporter
+from pax_export.export.pipeline.phases import ExportRun
 from pax_export.export.pipeline.run_export import run_export
 from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.names import legal_names

@@ -13,6 +13,7 @@ from pax_export._foundations.errors import UnsupportedOperationError
 from pax_export._foundations.files import checksums
 from pax_export._foundations.optional import find, require
 from pax_export.export.artifact.embedded import append_zip
+from pax_export.export.artifact.options import ExportOptions, Request, takes_options
 from pax_export.export.artifact.report import SHA256, Report, package_versions, report_text
 from pax_export.export.formats.loaded_file import LoadedFile
 from pax_export.export.formats.tflite import TFLITE
@@ -32,13 +33,12 @@ from pax_export.export.formats.tflite.builder.integers import (
 from pax_export.export.formats.tflite.graph import Weights, make_signature
 from pax_export.export.formats.tflite.run import opened, run
 from pax_export.export.lowering.lowered_model import signature_info
-from pax_export.export.pipeline.arguments import ExportOptions, Request, takes_options
-from pax_export.export.pipeline.export_run import ExportRun
 from pax_export.export.pipeline.format_exporter import (
     FormatExporter,
     ProgramContents,
     store_of,
 )
+from pax_export.export.pipeline.phases import ExportRun
 from pax_export.export.pipeline.run_export import not_finite, run_export
 from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.programs import Program
@@ -203,7 +203,7 @@ class _TfliteContents(ProgramContents):
         # Kernels that round activations do not show whether a file is right: the same one
         # without them is tested.
         options = replace(self.options, accuracy_level=1)
-        errors = self.test_instead(replace(self, options=options, integers={}), exporter, run)
+        errors = replace(self, options=options, integers={}).test_apart(exporter, run)
         signatures = {each.key: signature_info(each) for each in self.programs}
         _, call = opened(str(path), signatures)
         self.integers["kernels add"] = kernels_add(self.cases(Budget()), call)

@@ -24,6 +24,12 @@ from pax_export._foundations.files import checksums
 from pax_export._foundations.optional import find, install, require
 from pax_export._foundations.types import PyTree
 from pax_export.export.artifact.embedded import NAME_IN_TORCH, append_zip
+from pax_export.export.artifact.options import (
+    ExportOptions,
+    Request,
+    check_state,
+    takes_options,
+)
 from pax_export.export.artifact.report import SHA256, Report, package_versions, report_text
 from pax_export.export.formats.loaded_file import LoadedFile
 from pax_export.export.formats.torch import TORCH
@@ -32,15 +38,10 @@ from pax_export.export.formats.torch.run import call, run_methods
 from pax_export.export.formats.torch.run import load as load_programs
 from pax_export.export.lowering.lowered_model import signature_info
 from pax_export.export.lowering.variables import Store
-from pax_export.export.pipeline.arguments import (
-    ExportOptions,
-    Request,
-    check_state,
-    takes_options,
-)
-from pax_export.export.pipeline.export_run import ExportRun
+from pax_export.export.pipeline.bisect import name_modules
 from pax_export.export.pipeline.format_exporter import FormatExporter, ProgramContents
-from pax_export.export.pipeline.run_export import name_modules, run_export
+from pax_export.export.pipeline.phases import ExportRun
+from pax_export.export.pipeline.run_export import run_export
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.exportable import (
     Exportable,

@@ -15,6 +15,7 @@ from pax_export._foundations.errors import NotValidatedWarning, UnsupportedDtype
 from pax_export._foundations.files import checksums, own_files
 from pax_export._foundations.optional import find, is_installed, require
 from pax_export.export.artifact.card import javascript_name
+from pax_export.export.artifact.options import ExportOptions, Request, takes_options
 from pax_export.export.artifact.report import (
     ArrayInfo,
     Report,
@@ -30,13 +31,12 @@ from pax_export.export.formats.onnx.run import opened
 from pax_export.export.formats.onnx.web import browser, npm
 from pax_export.export.formats.onnx.web.browser import model_file, page_file
 from pax_export.export.lowering.lowered_model import signature_info
-from pax_export.export.pipeline.arguments import ExportOptions, Request, takes_options
-from pax_export.export.pipeline.export_run import ExportRun
 from pax_export.export.pipeline.format_exporter import (
     FormatExporter,
     ProgramContents,
     store_of,
 )
+from pax_export.export.pipeline.phases import ExportRun
 from pax_export.export.pipeline.run_export import run_export
 from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.programs import Program

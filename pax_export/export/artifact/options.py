@@ -1,4 +1,4 @@
-"""The arguments of an export: `Request`, and checks of arguments of several formats."""
+"""The options of every writer: `ExportOptions` for users, their defaults in `Request`, checks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Protocol, TypedDict, TypeVar, get_args, get_type_hints
 
 from pax_export._foundations.check import as_named, as_strings, checked_choice, is_mapping
 from pax_export._foundations.errors import (
@@ -14,11 +14,66 @@ from pax_export._foundations.errors import (
     InvalidArgumentTypeError,
     near_names,
 )
-from pax_export.export.artifact.formats import PLATFORMS, ExportOptions, Summarized
+from pax_export.export.artifact.formats import PLATFORMS
 from pax_export.export.artifact.report import DEFAULT
-from pax_export.export.tracing.programs import STATE_ELSEWHERE
 
 _Writer = TypeVar("_Writer", bound=Callable[..., Any])
+
+
+class ExportOptions(TypedDict, total=False):
+    """The options of every function that writes a model.
+
+    Attributes:
+        kwargs: the keyword arguments of the call, in the same form as `inputs`.
+        methods: signature keys -> the name of a method, or a function with the model as its first
+            argument.  `inputs` and `kwargs` are then dicts with the same keys.  All signatures
+            share the variables.  An ONNX file has one signature.
+        constraints: constraints on symbolic dimensions, e.g. ``("length <= 512",)``.
+        state: ``"frozen"`` refuses a model whose calls change state that later calls read; with
+            ``"keep"`` every call starts with the exported state.  With ``"update"`` every call of
+            a SavedModel assigns the new state to the variables, and ``purecall`` of a loaded
+            bundle returns a new bundle with it.
+        outputs: ``"float32"`` casts half-precision outputs of a module under a policy to float32,
+            which every runtime supports; ``"model"`` keeps their dtype.
+        validate: load the export, call it at several sizes in its runtime and compare with jax,
+            within the time of the export itself plus two seconds; the report lists omitted calls.
+            ``"full"`` omits none; ``"process"`` uses a fresh process without jax.
+            ``"variables"``, of SavedModels, makes no calls and compares only the variables, one by
+            one, for a model on several devices or on disk that is larger than memory.
+        examples: a list of arguments for these calls, if random ones are meaningless for the
+            model or its preprocessor; each is a tuple of positional arguments, a single one, or a
+            dict of all by name.  With `methods`, a dict over some of their keys.
+        overwrite: replace an existing export of `pax_export`; other files are never replaced.
+        card: write the report as HTML with calls to copy, ``pax_export.html`` in the folder, or
+            ``model.onnx.html`` beside a file; ``False`` omits it, and a drawing of
+            ``pax.inspection.draw`` is included.
+        quantization: the report of `pax_export.quantize`, if it made the model: the export's
+            report then has the loss of the weights, next to the effect of the runtime's kernels.
+
+    Example:
+        >>> from typing import Unpack
+        >>> import pax_export as pax
+        >>> def to_server(net, **options: Unpack[pax.export.ExportOptions]):
+        ...     inputs = pax.export.spec("batch, 3")
+        ...     return pax.export.to_onnx(net, "server/model.onnx", inputs, **options)
+    """
+
+    kwargs: Mapping[str, Any] | None
+    methods: Mapping[str, Any] | None
+    constraints: Sequence[str]
+    state: Literal["frozen", "update", "keep"]
+    outputs: Literal["float32", "model"]
+    validate: bool | Literal["full", "process", "variables"]
+    examples: Any
+    overwrite: bool
+    card: object
+    quantization: Summarized | None
+
+
+class Summarized(Protocol):
+    """The report of `pax_export.quantize`."""
+
+    def summary(self) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -70,6 +125,13 @@ class Request:
         return by_signature("examples", self.examples, keys, several or self.methods is not None)
 
 
+def values(option: str) -> list[str]:
+    """The strings that an option may be, for the command line."""
+    hint = get_type_hints(ExportOptions)[option]
+    found = (each for part in (hint, *get_args(hint)) for each in get_args(part))
+    return list(dict.fromkeys(each for each in found if isinstance(each, str)))
+
+
 def takes_options(writer: _Writer) -> _Writer:
     """Shows the `ExportOptions` in the signature and docstring of a writer, for `help`."""
     own = inspect.signature(writer)
@@ -112,6 +174,13 @@ def signature_keys(methods: Mapping[str, Any] | None) -> list[str]:
     what = "methods must be a dict by signature."
     write = 'methods={"encode": "encode", "score": "__call__"}'
     return list(as_named("methods", methods, what, write))
+
+
+#: What to write for a format without variables.
+STATE_ELSEWHERE = (
+    "the state as an input and an output of the model; to_saved_model, to_stablehlo or to_torch "
+    'with state="update"'
+)
 
 
 def check_state(state: object, *, updates: bool = False) -> None:
