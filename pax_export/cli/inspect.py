@@ -67,10 +67,10 @@ def _run_inspect(options: argparse.Namespace) -> int:
 
 def _read_description(path: Path) -> Any:
     from pax_export import export
-    from pax_export.export.artifact import foreign
+    from pax_export.export.artifact import saved_models
 
-    if foreign.is_foreign(path):
-        return foreign.describe(path)
+    if saved_models.is_foreign(path):
+        return saved_models.describe(path)
     return export.Report.read(path)
 
 

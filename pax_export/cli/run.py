@@ -70,9 +70,9 @@ Function = Callable[[Mapping[str, np.ndarray]], Mapping[str, Any]]
 
 def _load_function(path: Path, key: str | None, trusted: bool) -> tuple[Function, dict[str, str]]:
     """A signature as a function of arrays by name, and the dtypes of its inputs."""
-    from pax_export.export.artifact import foreign
+    from pax_export.export.artifact import saved_models
 
-    if foreign.is_foreign(path):
+    if saved_models.is_foreign(path):
         return _of_foreign(path, key, trusted)
     return _of_export(path, key, trusted)
 
@@ -98,7 +98,7 @@ def _of_export(path: Path, key: str | None, trusted: bool) -> tuple[Function, di
 def _of_foreign(path: Path, key: str | None, trusted: bool) -> tuple[Function, dict[str, str]]:
     from pax_export.export.artifact import loading
 
-    loading.saved_model(path, trusted=trusted)
+    loading.check_saved_model(path, trusted=trusted)
     tf = require("tensorflow", "tensorflow", "run")
     try:
         model = tf.saved_model.load(str(path))
@@ -152,7 +152,7 @@ def _read_inputs(texts: Sequence[str], expected: Mapping[str, str]) -> dict[str,
 
 
 def _load_array(file: Path, dtype: str, name: str) -> np.ndarray:
-    from pax_export.export.artifact.dtypes import numpy_dtype
+    from pax_export.export.artifact.dimensions import numpy_dtype
 
     try:
         array = np.load(file, allow_pickle=False)

@@ -17,10 +17,10 @@ from pax_export._foundations.optional import require
 
 if TYPE_CHECKING:
     from pax_export.export import formats, orbax, symbolic_numpy
+    from pax_export.export.artifact.calling import LoadedFile
     from pax_export.export.artifact.loading import load
     from pax_export.export.artifact.options import ExportOptions
     from pax_export.export.artifact.report import Report
-    from pax_export.export.formats.loaded_file import LoadedFile
     from pax_export.export.formats.onnx.export import to_onnx
     from pax_export.export.formats.onnx.web.export import to_web
     from pax_export.export.formats.saved_model.export import to_saved_model
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pax_export.export.formats.torch.export import as_torch, to_torch
     from pax_export.export.orbax import ExportManager, JaxModule, ServingConfig
     from pax_export.export.retargeting.retarget import RetargetReport, retarget
-    from pax_export.export.tracing.spec import spec
+    from pax_export.export.tracing.inputs import spec
 
 # Names are loaded when first used, from where they are imported above: a program pays for the
 # formats that it writes, and a process that serves an export may not have jax.

@@ -8,7 +8,7 @@ import pytest
 
 import pax_export as pax
 from pax_export.export import spec, to_onnx
-from pax_export.export.artifact import foreign
+from pax_export.export.artifact import saved_models
 
 
 def test_what_jax2tf_wrote_is_described(foreign, call):
@@ -32,17 +32,17 @@ def test_what_jax2tf_wrote_is_described(foreign, call):
 
 def test_the_oldest_tensorflow_of_others():
     def module(stablehlo, convention, *names):
-        return foreign.XlaModule(stablehlo, convention, ("cpu",), 1, names)
+        return saved_models.XlaModule(stablehlo, convention, ("cpu",), 1, names)
 
-    assert foreign._oldest_tensorflow(()) == (None, "")
-    assert foreign._oldest_tensorflow((module(None, 9),)) == (None, "")
-    assert foreign._oldest_tensorflow((module("0.9.0", 8), module("1.3.0", 9))) == ("2.18", "")
-    oldest, problem = foreign._oldest_tensorflow((module("1.15.0", 10),))
+    assert saved_models._oldest_tensorflow(()) == (None, "")
+    assert saved_models._oldest_tensorflow((module(None, 9),)) == (None, "")
+    assert saved_models._oldest_tensorflow((module("0.9.0", 8), module("1.3.0", 9))) == ("2.18", "")
+    oldest, problem = saved_models._oldest_tensorflow((module("1.15.0", 10),))
     assert oldest is None
     assert problem == (
         "it needs StableHLO 1.15.0, calling convention 10; `pax-export retarget` mends it"
     )
-    oldest, problem = foreign._oldest_tensorflow((module("0.9.0", 8, "lapack_spotrf_ffi"),))
+    oldest, problem = saved_models._oldest_tensorflow((module("0.9.0", 8, "lapack_spotrf_ffi"),))
     assert (oldest, problem) == (None, "it calls lapack_spotrf_ffi, which only jax has")
 
 

@@ -12,7 +12,6 @@ from pax_export._foundations.files.own_files import CARD_NAME
 from pax_export._foundations.files.system import first_unusual, unusual_type
 from pax_export._foundations.optional import require
 from pax_export.export.artifact import embedded, formats
-from pax_export.export.artifact.foreign import GRAPH_FILE, damage_as_error
 from pax_export.export.artifact.report import (
     DATA,
     DATA_SHA256,
@@ -21,6 +20,7 @@ from pax_export.export.artifact.report import (
     Report,
     read_report,
 )
+from pax_export.export.artifact.saved_models import GRAPH_FILE, damage_as_error
 from pax_export.export.artifact.screening import screen
 
 #: TensorFlow looks at every byte of the arrays itself: the index has a checksum of each.
@@ -35,7 +35,7 @@ def check(path: Path, report: Report, trusted: bool) -> None:
         formats.import_function(format.check)(path, report, trusted)
 
 
-def saved_model(path: Path, report: Report | None = None, trusted: bool = False) -> None:
+def check_saved_model(path: Path, report: Report | None = None, trusted: bool = False) -> None:
     """Checks any SavedModel before TensorFlow opens it."""
     _check_regular(path)
     check_sums(path)

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from pax_export._foundations.errors import UntrustedExportError, a_few
 from pax_export._foundations.optional import require
 from pax_export.export.artifact import allowed_operations as operations
-from pax_export.export.artifact import foreign
+from pax_export.export.artifact import saved_models
 
 #: XLA expands them itself, or they are only annotations.
 EXPANDED = frozenset("""
@@ -114,8 +114,8 @@ def screen(path: Path) -> None:
         UntrustedExportError: it has such operations; the message names them and their functions.
         ExportPathError: the SavedModel is missing or unreadable.
     """
-    model = foreign.read_saved_model(path, "load")
-    with foreign.unreadable_as_error(path):
+    model = saved_models.read_saved_model(path, "load")
+    with saved_models.unreadable_as_error(path):
         found = list(dict.fromkeys(_find_violations(model, path)))
     if found:
         raise UntrustedExportError(
@@ -309,7 +309,7 @@ class _FileNames:
         saver = self._graph.saver_def
         found = {_node_of(saver.save_tensor_name), saver.restore_op_name}
         for key, signature in self._graph.signature_def.items():
-            found |= set() if key == foreign.INITIALIZER else _tensors_of(signature.outputs)
+            found |= set() if key == saved_models.INITIALIZER else _tensors_of(signature.outputs)
         return found
 
     def _is_from(

@@ -24,9 +24,8 @@ from pax_export._foundations.errors import UnsupportedOperationError
 from pax_export._foundations.jax import equations_of
 from pax_export._foundations.jaxpr import jaxpr_operations
 from pax_export._foundations.types import TracedProgram
-from pax_export.export.artifact import compatibility
+from pax_export.export.artifact import saved_models
 from pax_export.export.artifact.report import ArrayInfo
-from pax_export.export.lowering.refusals import named_refusals
 from pax_export.export.lowering.rewrites import (
     drop_dot_algorithm,
     keep_nan,
@@ -46,6 +45,7 @@ from pax_export.export.portable.for_xla import (
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.inputs import Inputs
 from pax_export.export.tracing.source_lines import BY_LAPACK, attach_operations, other_target
+from pax_export.export.tracing.trace_errors import named_refusals
 from pax_export.export.tracing.traced import Traced
 
 if TYPE_CHECKING:
@@ -80,8 +80,8 @@ class Lowered:
     differentiates: bool = False
 
     @property
-    def oldest_tensorflow(self) -> compatibility.Version:
-        return compatibility.oldest_tensorflow(self.portable.stablehlo, CALLING_CONVENTION)
+    def oldest_tensorflow(self) -> saved_models.Version:
+        return saved_models.oldest_tensorflow(self.portable.stablehlo, CALLING_CONVENTION)
 
 
 def lower_traced(
@@ -232,7 +232,7 @@ class Portable:
     """A StableHLO module as portable bytes, and the version they are written for."""
 
     module: bytes
-    stablehlo: compatibility.Version
+    stablehlo: saved_models.Version
 
 
 def portable(
@@ -264,7 +264,7 @@ def portable(
         if single and says_extremes(serialized):
             keep_nan(operations())
         if allowed is not None:
-            _refuse_custom_calls(module, allowed | compatibility.CUSTOM_CALLS, program)
+            _refuse_custom_calls(module, allowed | saved_models.CUSTOM_CALLS, program)
         _name_operands(module, names or {})
         counts = {
             "composites": sum(x.operation.name == "stablehlo.composite" for x in operations()),
@@ -292,15 +292,15 @@ def _parse(context: Any, serialized: bytes) -> Any:
 
 def _write_oldest(module: Any, context: Any) -> Portable:
     current = tuple(map(int, stablehlo.get_current_version().split(".")))
-    oldest = compatibility.FOUR_BITS if _has_four_bits(module) else ()
-    targets = [v for v in compatibility.TARGETS if oldest <= v < current] + [current]
+    oldest = saved_models.FOUR_BITS if _has_four_bits(module) else ()
+    targets = [v for v in saved_models.TARGETS if oldest <= v < current] + [current]
     # A target that lacks an operation is no news to the user.
     handler = context.attach_diagnostic_handler(lambda diagnostic: True)
     try:
         for version in targets:
             try:
                 written = stablehlo.serialize_portable_artifact(
-                    module, compatibility.format_version(version)
+                    module, saved_models.format_version(version)
                 )
             except ValueError:
                 continue
@@ -309,7 +309,7 @@ def _write_oldest(module: Any, context: Any) -> Portable:
         handler.detach()
     raise UnsupportedOperationError(
         "This model cannot be written as portable StableHLO.",
-        got=f"StableHLO {compatibility.format_version(current)}",
+        got=f"StableHLO {saved_models.format_version(current)}",
     )
 
 

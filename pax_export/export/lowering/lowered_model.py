@@ -17,7 +17,7 @@ from pax_export._foundations.errors import (
     named_line,
 )
 from pax_export._foundations.jax import needed_part
-from pax_export.export.artifact import compatibility
+from pax_export.export.artifact import saved_models
 from pax_export.export.artifact.report import ArrayInfo, SignatureInfo
 from pax_export.export.lowering.lower import (
     CALLING_CONVENTION,
@@ -60,12 +60,12 @@ class LoweredModel:
         return [*first, *(module for each in self.signatures for module in each.modules)]
 
     @property
-    def stablehlo(self) -> compatibility.Version:
+    def stablehlo(self) -> saved_models.Version:
         return max(each.portable.stablehlo for each in self._modules)
 
     @property
-    def oldest_tensorflow(self) -> compatibility.Version:
-        return compatibility.oldest_tensorflow(self.stablehlo, CALLING_CONVENTION)
+    def oldest_tensorflow(self) -> saved_models.Version:
+        return saved_models.oldest_tensorflow(self.stablehlo, CALLING_CONVENTION)
 
     @functools.cached_property
     def weights(self) -> dict[str, Any]:
@@ -98,7 +98,7 @@ class LoweredModel:
                 vjp_order=len(signature.gradients),
                 differentiated_by=signature.differentiated_by,
                 no_gradient=signature.no_gradient,
-                stablehlo=compatibility.format_version(max(each.stablehlo for each in modules)),
+                stablehlo=saved_models.format_version(max(each.stablehlo for each in modules)),
                 module_bytes=sum(len(each.module) for each in modules),
             )
         return infos
@@ -367,7 +367,7 @@ class _Lowering:
             ) from error
         older, newer = before.oldest_tensorflow, lowered.oldest_tensorflow
         if newer > older and not required:
-            needs, has = map(compatibility.format_version, (newer, older))
+            needs, has = map(saved_models.format_version, (newer, older))
             what = f"they need TensorFlow {needs}, and the model itself {has}"
             return f"{what}; vjp_order= keeps them"
         constants = tuple(self.store.of_constant(value) for value in lowered.constants)

@@ -27,10 +27,9 @@ from pax_export._foundations.files.own_files import Belongs, now_in
 from pax_export._foundations.files.system import as_path
 from pax_export._foundations.optional import require
 from pax_export._foundations.tables import bytes_text
-from pax_export.export.artifact import compatibility, foreign
+from pax_export.export.artifact import saved_models
 from pax_export.export.artifact.dimensions import RandomInput, random_calls
-from pax_export.export.artifact.loading import saved_model as check_saved_model
-from pax_export.export.artifact.loading import write_sums
+from pax_export.export.artifact.loading import check_saved_model, write_sums
 from pax_export.export.artifact.own_exports import export_of_ours, saved_model
 from pax_export.export.artifact.report import package_versions
 from pax_export.export.artifact.screening import screen
@@ -163,11 +162,11 @@ def retarget(
         >>> report.modules, report.oldest_tensorflow
         (2, '2.15')
     """
-    compatibility.parse_consumer(consumer)
+    saved_models.parse_consumer(consumer)
     source = as_path(path)
     target = source if out is None else as_path(out, "out")
     # Before the path is checked: there may be nothing to repair.
-    model = foreign.read_saved_model(source, "retarget")
+    model = saved_models.read_saved_model(source, "retarget")
     check_saved_model(source, trusted=True)  # it is screened below, if it is run
     # In place, all files of the model are copied, including unknown ones.
     ours = now_in(source) if _same_path(source, target) else _mended_or_ours
@@ -201,28 +200,28 @@ def _mended_or_ours(path: Path) -> Belongs | None:
     return saved_model(path) if (path / FILE).is_file() else export_of_ours(path)
 
 
-def _check(consumer: str | None, modules: Sequence[RetargetedModule]) -> compatibility.Version:
+def _check(consumer: str | None, modules: Sequence[RetargetedModule]) -> saved_models.Version:
     needed = [
-        compatibility.oldest_tensorflow(each.stablehlo[1], each.calling_convention[1])
+        saved_models.oldest_tensorflow(each.stablehlo[1], each.calling_convention[1])
         for each in modules
     ]
     for each, oldest in zip(modules, needed):
-        compatibility.check(consumer, oldest, each.function)
+        saved_models.check_consumer(consumer, oldest, each.function)
     return max(needed)
 
 
 def _write_copy(source: Path, directory: Path, model: Any) -> None:
     # A fingerprint has hashes of the replaced file.
-    without = shutil.ignore_patterns(foreign.GRAPH_FILE, "fingerprint.pb", FILE)
+    without = shutil.ignore_patterns(saved_models.GRAPH_FILE, "fingerprint.pb", FILE)
     shutil.copytree(source, directory, ignore=without, dirs_exist_ok=True)
-    (directory / foreign.GRAPH_FILE).write_bytes(model.SerializeToString(deterministic=True))
+    (directory / saved_models.GRAPH_FILE).write_bytes(model.SerializeToString(deterministic=True))
 
 
 def _make_report(
-    modules: Sequence[RetargetedModule], oldest: compatibility.Version, trial: Trial, run: ExportRun
+    modules: Sequence[RetargetedModule], oldest: saved_models.Version, trial: Trial, run: ExportRun
 ) -> RetargetReport:
     newest = [max(each.stablehlo[side] for each in modules) for side in (0, 1)]
-    before, after = map(compatibility.format_version, newest)
+    before, after = map(saved_models.format_version, newest)
     conventions = [max(each.calling_convention[side] for each in modules) for side in (0, 1)]
     sizes = [sum(each.bytes[side] for each in modules) for side in (0, 1)]
     changes: Counter[str] = Counter()
@@ -232,7 +231,7 @@ def _make_report(
         signatures=trial.compared,
         modules=len(modules),
         changes=dict(changes),
-        oldest_tensorflow=compatibility.format_version(oldest),
+        oldest_tensorflow=saved_models.format_version(oldest),
         stablehlo=(before, after),
         calling_convention=(conventions[0], conventions[1]),
         module_bytes=(sizes[0], sizes[1]),
@@ -257,7 +256,7 @@ class RetargetedModule:
     """One operation before and after the rewrite."""
 
     function: str  # the TensorFlow function that contains it
-    stablehlo: tuple[compatibility.Version, compatibility.Version]  # before, after
+    stablehlo: tuple[saved_models.Version, saved_models.Version]  # before, after
     calling_convention: tuple[int, int]
     bytes: tuple[int, int]
     changes: dict[str, int]
@@ -304,7 +303,7 @@ def _mend_operation(function: str, node: Any) -> RetargetedModule:
             if error.where
             else error.write,
         ) from error
-    version = foreign.stablehlo_version(old)
+    version = saved_models.stablehlo_version(old)
     node.attr["module"].s = new.module
     needed = convention
     if _SHARDING not in new.module and _TOKENS not in new.module:
@@ -394,7 +393,7 @@ def _signature_inputs(model: Any) -> dict[str, dict[str, RandomInput] | None]:
         key: _random_inputs(tf, signature.inputs)
         for graph in model.meta_graphs
         for key, signature in sorted(graph.signature_def.items())
-        if key != foreign.INITIALIZER
+        if key != saved_models.INITIALIZER
     }
 
 

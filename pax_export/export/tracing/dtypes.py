@@ -10,7 +10,7 @@ import numpy as np
 from pax_export._foundations.errors import UnsupportedDtypeError
 from pax_export._foundations.jax import is_key
 from pax_export._foundations.types import Array, ArrayLike, DTypeLike, HasShape
-from pax_export.export.artifact.dtypes import STRING, name_of, numpy_dtype  # noqa: F401
+from pax_export.export.artifact.dimensions import STRING, name_of, numpy_dtype  # noqa: F401
 
 _WIDENED = {"int4": np.dtype("int8"), "uint4": np.dtype("uint8")}
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from pax_export._foundations.types import PyTree
 from pax_export.core import LeafValue, path_name
-from pax_export.export.artifact.arguments import tensorflow_keyword
+from pax_export.export.artifact.calling import tensorflow_keyword
 
 T = TypeVar("T")
 

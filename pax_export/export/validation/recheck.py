@@ -16,8 +16,13 @@ from pax_export._foundations.errors import InvalidArgumentError, ValidationError
 from pax_export._foundations.optional import require
 from pax_export._foundations.types import PyTree
 from pax_export.export.artifact import dimensions, formats, loading
-from pax_export.export.artifact.dimensions import RandomCall, RandomInput, random_calls
-from pax_export.export.artifact.dtypes import name_of, numpy_dtype
+from pax_export.export.artifact.dimensions import (
+    RandomCall,
+    RandomInput,
+    name_of,
+    numpy_dtype,
+    random_calls,
+)
 from pax_export.export.artifact.report import ArrayInfo, SignatureInfo, read_report
 from pax_export.export.validation.serve import Arrays
 from pax_export.export.validation.validate import count_not_finite, in_process

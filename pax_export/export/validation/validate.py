@@ -25,7 +25,7 @@ from pax_export._foundations.errors import (
 )
 from pax_export._foundations.files import atomic, system
 from pax_export._foundations.types import ArrayLike
-from pax_export.export.artifact.dtypes import is_inexact
+from pax_export.export.artifact.dimensions import is_inexact
 from pax_export.export.artifact.formats import Format, import_function
 from pax_export.export.validation import serve
 from pax_export.export.validation.probes import Probe, ProbeDifference

@@ -10,7 +10,7 @@ import pax_export as pax
 from pax_export import export
 from pax_export.errors import InvalidArgumentError
 from pax_export.export import spec
-from pax_export.export.artifact.arguments import Arguments
+from pax_export.export.artifact.calling import Arguments
 from pax_export.export.lowering.rewrites import may_be_empty
 from tests.closeness import assert_close
 from tests.export.models import Counter

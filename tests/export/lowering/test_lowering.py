@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pax_export.errors import UnsupportedOperationError
-from pax_export.export.artifact import compatibility
+from pax_export.export.artifact import saved_models
 from pax_export.export.lowering.lower import lower_traced
 from pax_export.export.tracing.traced import trace, vjp
 from tests.refusals import refused
@@ -131,7 +131,7 @@ def test_modules_are_written_for_the_oldest_reader(function):
 
 
 def oldest(module):
-    return compatibility.format_version(module.oldest_tensorflow)
+    return saved_models.format_version(module.oldest_tensorflow)
 
 
 TOO_NEW_FOR_2_15 = {

@@ -11,7 +11,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from pax_export.errors import UnsupportedOperationError
 from pax_export.export import load, retarget, spec, to_saved_model
-from pax_export.export.artifact import foreign
+from pax_export.export.artifact import saved_models
 from pax_export.export.lowering.lower import lower_traced, portable
 from pax_export.export.tracing.traced import trace, vjp
 from tests.closeness import assert_close
@@ -158,8 +158,8 @@ def test_savedmodels_of_several_devices_are_refused(tmp_path):
 
 def _saved_for_two_devices(folder):
     save(folder / "old", lambda params, x: {"y": x @ params["w"]}, {"w": random(3, 3)}, "(b, 3)")
-    model = foreign.read_saved_model(folder / "old", "test")
+    model = saved_models.read_saved_model(folder / "old", "test")
     for _, node in each_node(model, "XlaCallModule"):
         node.attr["module"].s = _two_devices()
-    (folder / "old" / foreign.GRAPH_FILE).write_bytes(model.SerializeToString())
+    (folder / "old" / saved_models.GRAPH_FILE).write_bytes(model.SerializeToString())
     return folder / "old"

@@ -14,7 +14,7 @@ from pax_export.errors import (
     ValidationError,
 )
 from pax_export.export import retarget
-from pax_export.export.artifact import foreign
+from pax_export.export.artifact import saved_models
 from pax_export.export.formats.saved_model import run as saved_model
 from tests.closeness import assert_close
 from tests.consumers.foreign import PARAMS, each_node, model, save
@@ -87,8 +87,8 @@ def test_gradients_are_those_of_jax(mended):
 def test_variables_and_signatures_are_untouched(old, mended):
     assert files(old) == files(mended[0]) != {}
     before, after = (
-        foreign.read_saved_model(old, "test"),
-        foreign.read_saved_model(mended[0], "test"),
+        saved_models.read_saved_model(old, "test"),
+        saved_models.read_saved_model(mended[0], "test"),
     )
     for one, other in zip(before.meta_graphs, after.meta_graphs):
         assert one.signature_def == other.signature_def
@@ -174,9 +174,9 @@ def test_other_folders_are_refused(tmp_path):
 
 def test_a_program_that_cannot_be_read_is_refused(old, tmp_path):
     shutil.copytree(old, tmp_path / "old")
-    saved = foreign.read_saved_model(old, "test")
+    saved = saved_models.read_saved_model(old, "test")
     for _, node in each_node(saved, "XlaCallModule"):
         node.attr["module"].s = b"ML\xefRStableHLO_v99.0.0\x00" + node.attr["module"].s[30:]
-    (tmp_path / "old" / foreign.GRAPH_FILE).write_bytes(saved.SerializeToString())
+    (tmp_path / "old" / saved_models.GRAPH_FILE).write_bytes(saved.SerializeToString())
     with pytest.raises(UnsupportedOperationError):
         retarget(tmp_path / "old", out=tmp_path / "new")

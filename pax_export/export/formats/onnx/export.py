@@ -20,6 +20,7 @@ from pax_export._foundations.errors import (
 )
 from pax_export._foundations.files import checksums
 from pax_export._foundations.optional import find, require
+from pax_export.export.artifact.calling import LoadedFile
 from pax_export.export.artifact.embedded import append_field
 from pax_export.export.artifact.options import ExportOptions, Request, takes_options
 from pax_export.export.artifact.report import (
@@ -31,7 +32,6 @@ from pax_export.export.artifact.report import (
     package_versions,
     report_text,
 )
-from pax_export.export.formats.loaded_file import LoadedFile
 from pax_export.export.formats.onnx import ONNX, file
 from pax_export.export.formats.onnx import runtimes as other_runtimes
 from pax_export.export.formats.onnx.model import OnnxOptions, converted, with_names_of_their_own

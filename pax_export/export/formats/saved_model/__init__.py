@@ -14,7 +14,7 @@ SAVED_MODEL = Format(
     load="pax_export.export.formats.saved_model.load:load",
     run="pax_export.export.formats.saved_model.run:run",
     runtime=("tensorflow", "tensorflow"),
-    check="pax_export.export.artifact.loading:saved_model",
+    check="pax_export.export.artifact.loading:check_saved_model",
     option="savedmodel",
     options={
         "trainable": {

@@ -21,7 +21,7 @@ from pax_export._foundations.errors import (
 )
 from pax_export._foundations.optional import find
 from pax_export._foundations.types import PyTree
-from pax_export.export.artifact import compatibility
+from pax_export.export.artifact import saved_models
 from pax_export.export.artifact.formats import PLATFORMS
 from pax_export.export.artifact.loading import write_sums
 from pax_export.export.artifact.options import (
@@ -161,7 +161,7 @@ def to_saved_model(
             write="operations='xla', or no operations",
         )
     request = Request.of(to_saved_model, model, path, inputs, **options)
-    compatibility.parse_consumer(consumer)
+    saved_models.parse_consumer(consumer)
     keys, several = request.keys, request.methods is not None
     vjp_orders(vjp_order, trainable is not False)
     step = TrainStep.of(train_step, optimizer, train_inputs, keys)
@@ -257,7 +257,7 @@ class _SavedModelExporter(FormatExporter):
         )
         lowered = self.around.around(lowered, request.constraints)
         for signature in lowered.signatures:
-            compatibility.check(self.consumer, lowered.oldest_tensorflow, signature.key)
+            saved_models.check_consumer(self.consumer, lowered.oldest_tensorflow, signature.key)
         requests = warmup.warmup_requests(
             self.warmup, lowered.signature_infos(), self._examples(lowered)
         )
@@ -373,8 +373,8 @@ class _SavedModelContents(Contents):
             "signatures": lowered.signature_infos(),
             "graph_bytes": (path / "saved_model.pb").stat().st_size,
             "platforms": tuple(p for p in lowered.platforms if p != "tpu" or not is_graph),
-            "oldest_tensorflow": compatibility.format_version(lowered.oldest_tensorflow),
-            "stablehlo": "" if is_graph else compatibility.format_version(lowered.stablehlo),
+            "oldest_tensorflow": saved_models.format_version(lowered.oldest_tensorflow),
+            "stablehlo": "" if is_graph else saved_models.format_version(lowered.stablehlo),
             "calling_convention": 0 if is_graph else CALLING_CONVENTION,
             "versions": package_versions(*["tensorflow"] * uses_tensorflow),
             "details": in_float32(self.stored()) | {SERVED: served},

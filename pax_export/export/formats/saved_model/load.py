@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from pax_export._foundations.optional import require
-from pax_export.export.artifact.arguments import (
+from pax_export.export.artifact.calling import (
     Arguments,
     default_of,
     is_of_jax,

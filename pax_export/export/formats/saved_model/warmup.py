@@ -16,7 +16,7 @@ import numpy as np
 from pax_export._foundations.errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._foundations.wire import Map, Schema, masked_crc32c
 from pax_export.export.artifact import dimensions
-from pax_export.export.artifact.dtypes import numpy_dtype
+from pax_export.export.artifact.dimensions import numpy_dtype
 from pax_export.export.artifact.formats import WARMUP_REQUESTS
 from pax_export.export.artifact.report import SignatureInfo
 from pax_export.export.formats.saved_model.proto.nodes import Spec

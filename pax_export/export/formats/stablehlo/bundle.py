@@ -16,7 +16,7 @@ from pax_export._foundations.errors import (
 )
 from pax_export._foundations.files import checksums
 from pax_export._foundations.types import Array
-from pax_export.export.artifact.arguments import Arguments, default_of
+from pax_export.export.artifact.calling import Arguments, default_of
 from pax_export.export.artifact.report import REPORT_FILE, Report, read_report
 from pax_export.export.artifact.structure import rebuild
 from pax_export.export.formats.stablehlo import files

@@ -23,9 +23,8 @@ from pax_export._foundations.errors import (
     named_line,
 )
 from pax_export._foundations.types import Array
-from pax_export.export.artifact import compatibility
+from pax_export.export.artifact import saved_models
 from pax_export.export.lowering.lower import Portable, portable
-from pax_export.export.lowering.refusals import named_refusals
 from pax_export.export.portable.any_size import differentiable, lowerable
 from pax_export.export.portable.for_xla import (
     ANY_PLATFORM,
@@ -33,7 +32,7 @@ from pax_export.export.portable.for_xla import (
     guaranteed,
     without_libraries,
 )
-from pax_export.export.tracing.trace_errors import line_of_model
+from pax_export.export.tracing.trace_errors import line_of_model, named_refusals
 
 Exported = jax_export.Exported
 Structs = Mapping[str, jax.ShapeDtypeStruct]
@@ -275,4 +274,4 @@ def structs_of(avals: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
 
 def oldest_stablehlo(found: Sequence[PortableModule]) -> str:
     newest = max((each.portable.stablehlo for each in found), default=None)
-    return "" if newest is None else compatibility.format_version(newest)
+    return "" if newest is None else saved_models.format_version(newest)

@@ -40,7 +40,6 @@ from pax_export._foundations.files.own_files import files, now_in
 from pax_export._foundations.files.system import as_path
 from pax_export._foundations.optional import require
 from pax_export.export.artifact import structure
-from pax_export.export.artifact.foreign import damage_as_error
 from pax_export.export.artifact.own_exports import write_anew
 from pax_export.export.artifact.report import (
     REPORT_FILE,
@@ -49,6 +48,7 @@ from pax_export.export.artifact.report import (
     package_versions,
     read_report,
 )
+from pax_export.export.artifact.saved_models import damage_as_error
 from pax_export.export.artifact.screening import EXPANDED, may_call
 from pax_export.export.formats.stablehlo.exported import Exported, PortableModule, rebuild_functions
 from pax_export.export.formats.stablehlo.library_calls import (

@@ -14,13 +14,12 @@ import numpy as np
 from pax_export._foundations.errors import UnsupportedOperationError
 from pax_export._foundations.jaxpr import jaxpr_operations
 from pax_export._foundations.types import Array
-from pax_export.export.artifact.dtypes import is_inexact
+from pax_export.export.artifact.dimensions import is_inexact
 from pax_export.export.artifact.report import ArrayInfo, SignatureInfo
 from pax_export.export.formats.stablehlo import exported as _exported
 from pax_export.export.formats.stablehlo.exported import Exported, PortableModule, structs_of
 from pax_export.export.formats.stablehlo.files import INPUT, OUTPUT, WEIGHT
 from pax_export.export.lowering.lowered_model import signature_info
-from pax_export.export.lowering.refusals import named_refusals
 from pax_export.export.lowering.variables import Store
 from pax_export.export.portable.any_size import lowerable
 from pax_export.export.portable.for_xla import guaranteed
@@ -34,6 +33,7 @@ from pax_export.export.tracing.names import (
 )
 from pax_export.export.tracing.programs import Program, check_updates
 from pax_export.export.tracing.source_lines import attach_operations, operations
+from pax_export.export.tracing.trace_errors import named_refusals
 from pax_export.export.validation.cases import CaseStep, SignatureCases, constraints
 from pax_export.export.validation.serve import Arrays
 from pax_export.export.validation.validate import Case

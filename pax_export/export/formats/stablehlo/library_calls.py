@@ -16,7 +16,7 @@ from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir
 
-from pax_export.export.artifact.foreign import stablehlo_version
+from pax_export.export.artifact.saved_models import stablehlo_version
 from pax_export.export.artifact.screening import WAITING, may_call
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ from pax_export._foundations.check import checked_choice
 from pax_export._foundations.errors import UnsupportedOperationError
 from pax_export._foundations.files import checksums
 from pax_export._foundations.optional import find, require
+from pax_export.export.artifact.calling import LoadedFile
 from pax_export.export.artifact.embedded import append_zip
 from pax_export.export.artifact.options import ExportOptions, Request, takes_options
 from pax_export.export.artifact.report import SHA256, Report, package_versions, report_text
-from pax_export.export.formats.loaded_file import LoadedFile
 from pax_export.export.formats.tflite import TFLITE
 from pax_export.export.formats.tflite.builder.encode import encode, graphs_of
 from pax_export.export.formats.tflite.builder.fusions import (

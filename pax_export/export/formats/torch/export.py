@@ -23,6 +23,7 @@ from pax_export._foundations.errors import (
 from pax_export._foundations.files import checksums
 from pax_export._foundations.optional import find, install, require
 from pax_export._foundations.types import PyTree
+from pax_export.export.artifact.calling import LoadedFile
 from pax_export.export.artifact.embedded import NAME_IN_TORCH, append_zip
 from pax_export.export.artifact.options import (
     ExportOptions,
@@ -31,7 +32,6 @@ from pax_export.export.artifact.options import (
     takes_options,
 )
 from pax_export.export.artifact.report import SHA256, Report, package_versions, report_text
-from pax_export.export.formats.loaded_file import LoadedFile
 from pax_export.export.formats.torch import TORCH
 from pax_export.export.formats.torch.cases import GradientCases
 from pax_export.export.formats.torch.run import call, run_methods

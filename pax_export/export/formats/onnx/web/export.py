@@ -14,6 +14,7 @@ from typing import Any, Unpack
 from pax_export._foundations.errors import NotValidatedWarning, UnsupportedDtypeError
 from pax_export._foundations.files import checksums, own_files
 from pax_export._foundations.optional import find, is_installed, require
+from pax_export.export.artifact.calling import LoadedFile
 from pax_export.export.artifact.card import javascript_name
 from pax_export.export.artifact.options import ExportOptions, Request, takes_options
 from pax_export.export.artifact.report import (
@@ -23,7 +24,6 @@ from pax_export.export.artifact.report import (
     package_versions,
     write_report,
 )
-from pax_export.export.formats.loaded_file import LoadedFile
 from pax_export.export.formats.onnx import WEB
 from pax_export.export.formats.onnx.export import OPSET, OnnxContents, OnnxExporter, OnnxModelFile
 from pax_export.export.formats.onnx.model import OnnxOptions, with_names_of_their_own

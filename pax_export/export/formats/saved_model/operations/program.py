@@ -13,7 +13,7 @@ from pax_export._foundations.errors import UnsupportedOperationError
 from pax_export._foundations.jax import is_key
 from pax_export._foundations.jaxpr import jaxpr_primitives
 from pax_export._foundations.types import Aval, Equation
-from pax_export.export.artifact import compatibility, dimensions
+from pax_export.export.artifact import dimensions, saved_models
 from pax_export.export.formats.saved_model.operations import rules
 from pax_export.export.formats.saved_model.operations.derivatives import differentiates
 from pax_export.export.formats.saved_model.operations.graph import RULES, NodeBuilder, Output
@@ -89,7 +89,7 @@ def lower_to_graph(
     except NotWrittenError as error:
         raise refuse_operation("TensorFlow", error, "", _WRITE, _OTHER) from error
     return Lowered(
-        Portable(b"", compatibility.TARGETS[0]),
+        Portable(b"", saved_models.TARGETS[0]),
         graph.kept,
         traced.constants,
         results,

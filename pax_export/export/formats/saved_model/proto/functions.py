@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pax_export.export.artifact.arguments import tensorflow_keyword
-from pax_export.export.artifact.dtypes import is_inexact
+from pax_export.export.artifact.calling import tensorflow_keyword
+from pax_export.export.artifact.dimensions import is_inexact
 from pax_export.export.formats.saved_model.proto import schemas
 from pax_export.export.formats.saved_model.proto.nodes import (
     ANY,

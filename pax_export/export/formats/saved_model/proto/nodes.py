@@ -9,7 +9,7 @@ import numpy as np
 
 from pax_export._foundations.types import DTypeLike
 from pax_export._foundations.wire import TENSORFLOW_DTYPES
-from pax_export.export.artifact.dtypes import name_of
+from pax_export.export.artifact.dimensions import name_of
 from pax_export.export.formats.saved_model.proto import schemas
 
 Message = dict[str, Any]

@@ -1,25 +1,25 @@
-"""Converts the arguments of a call to named arrays."""
+"""Calls of loaded exports: Python arguments to named arrays, and `LoadedFile`."""
 
 from __future__ import annotations
 
 import reprlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from pax_export._foundations.errors import InvalidArgumentError, InvalidArgumentTypeError
-from pax_export.export.artifact import dimensions, dtypes
-from pax_export.export.artifact.report import DEFAULT, ArrayInfo, SignatureInfo
-from pax_export.export.artifact.structure import collect, fixed_arguments
+from pax_export.export.artifact import dimensions
+from pax_export.export.artifact.report import DEFAULT, ArrayInfo, Report, SignatureInfo
+from pax_export.export.artifact.structure import collect, fixed_arguments, rebuild
 
 
 class Arguments:
     def __init__(self, key: str, info: SignatureInfo):
         self.key = key
         self._info = info
-        self._dtypes = {entry.name: dtypes.numpy_dtype(entry.dtype) for entry in info.inputs}
+        self._dtypes = {entry.name: dimensions.numpy_dtype(entry.dtype) for entry in info.inputs}
         # The input names, if every argument is one array that is given by position.
         trees = [info.arguments[name] for name in info.positional]
         flat = len(trees) == len(info.arguments) and all("leaf" in tree for tree in trees)
@@ -51,7 +51,7 @@ class Arguments:
     def array(self, name: str, value: Any) -> np.ndarray:
         """The value in the dtype of the input, if that changes no number."""
         dtype = self._dtypes[name]
-        if dtype == dtypes.STRING:
+        if dtype == dimensions.STRING:
             return np.asarray(value, object)
         if not hasattr(value, "dtype"):
             return self._of_python(name, value)
@@ -61,7 +61,7 @@ class Arguments:
             value = _key_data(value)
             if value.dtype == dtype:
                 return np.asarray(value)
-        if dtypes.narrows(value.dtype, dtype):
+        if dimensions.narrows(value.dtype, dtype):
             narrow = np.asarray(value).astype(dtype)
             if dtype.kind not in "iu" or np.array_equal(narrow, value):
                 return narrow
@@ -72,7 +72,7 @@ class Arguments:
     def _of_python(self, name: str, value: object) -> np.ndarray:
         """Python's numbers in the dtype of the input; integers are not made of fractions."""
         dtype = self._dtypes[name]
-        whole = dtypes.is_integer(dtype) or dtype.kind == "b"
+        whole = dimensions.is_integer(dtype) or dtype.kind == "b"
         kinds = "biu" if whole else "biufc" if dtype.kind == "c" else "biuf"
         try:
             array = np.asarray(value)
@@ -83,7 +83,7 @@ class Arguments:
                 f"An argument cannot be converted to an array: {error}.",
                 where=f"{self.key}: {name}",
                 got=reprlib.repr(value),
-                write=f"an array of {dtypes.name_of(dtype)}",
+                write=f"an array of {dimensions.name_of(dtype)}",
             ) from error
         raise self.wrong_dtype(name, f"{array.dtype.name}: {reprlib.repr(value)}")
 
@@ -92,7 +92,7 @@ class Arguments:
             "An argument has a different dtype than the exported one.",
             where=f"{self.key}: {name}",
             got=str(dtype),
-            write=dtypes.name_of(self._dtypes[name]),
+            write=dimensions.name_of(self._dtypes[name]),
         )
 
     def check_platform(self, here: str, platforms: Sequence[str], cause: Exception) -> None:
@@ -108,7 +108,7 @@ class Arguments:
     def check_dtypes(self, by_name: Mapping[str, str], cause: Exception | None = None) -> None:
         """Refuses dtypes, given by name, that the function was not exported for."""
         for name, dtype in by_name.items():
-            if dtype != dtypes.name_of(self._dtypes[name]):
+            if dtype != dimensions.name_of(self._dtypes[name]):
                 raise self.wrong_dtype(name, dtype) from cause
 
     def check_shapes(self, shapes: Mapping[str, tuple], cause: Exception | None = None) -> None:
@@ -173,7 +173,7 @@ class Arguments:
         if any(min(shape, default=1) != 0 for shape in found):
             return None
         return {
-            each.name: np.zeros(shape, dtypes.numpy_dtype(each.dtype))
+            each.name: np.zeros(shape, dimensions.numpy_dtype(each.dtype))
             for each, shape in zip(info.outputs, found)
         }
 
@@ -234,3 +234,88 @@ def tensorflow_keyword(name: str) -> str:
     """
     word = name.replace(".", "_").replace("-", "_")
     return word if word[0].isalpha() else f"arg_{word}"
+
+
+#: Calls the function with this key on named arrays; gives the outputs by name.
+Run = Callable[[str, dict[str, np.ndarray]], Mapping[str, np.ndarray]]
+
+
+class LoadedFile:
+    """A loaded TFLite or ONNX model, called like the model that was exported.
+
+    Folders for browsers hold ONNX models, too.
+    It runs in LiteRT or onnxruntime, on the CPU, and so neither under `jax.jit`
+    nor under `jax.grad`.  Outputs are jax arrays if an argument is one, and
+    numpy arrays otherwise.
+
+    Threads may call it at once: onnxruntime makes such calls side by side, LiteRT
+    one after the other.
+
+    Args:
+        report: of the export.
+        runtime: what users may ask for more than calls; None for nothing.
+        run: calls a signature: its key and numpy arrays by input name give arrays by output
+            name.  A format of another package makes a `LoadedFile` of its own by it.
+
+    Attributes:
+        report: what the export is.
+        signatures: by key, functions like the model itself.
+        runtime: LiteRT's `Interpreter`, or onnxruntime's `InferenceSession`, of a folder
+            one for each signature.  The former is for one thread, and for no call of the
+            model meanwhile.
+
+    Example:
+        >>> import tempfile, pax_export as pax
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = folder + "/linear.tflite"
+        ...     report = pax.export.to_tflite(pax.Linear(3, 2), path, pax.export.spec("1, 3"))
+        ...     model = pax.export.load(path)
+        >>> model
+        LoadedFile(Linear: serving_default)
+        >>> model.signatures["serving_default"]([[1, 2, 3]]).shape
+        (1, 2)
+    """
+
+    def __init__(self, report: Report, runtime: object, run: Run):
+        self.report = report
+        self.runtime = runtime
+        self.signatures = {
+            key: FileSignature(key, info, run) for key, info in report.signatures.items()
+        }
+
+    def __call__(self, *args: object, **kwargs: object) -> Any:
+        """Calls the default signature, or the only one.
+
+        Raises:
+            InvalidArgumentError: the arguments have another structure, dtype or
+                shape than the exported ones.
+        """
+        return default_of(self.signatures)(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"LoadedFile({self.report.model}: {', '.join(self.signatures)})"
+
+
+class FileSignature:
+    """One function of a `LoadedFile`."""
+
+    def __init__(self, key: str, info: SignatureInfo, run: Run):
+        self.key = key
+        self.info = info
+        self._run = run
+        self._arguments = Arguments(key, info)
+
+    def __call__(self, *args: object, **kwargs: object) -> Any:
+        """Calls the exported function; see `LoadedFile`."""
+        named = self._arguments.named(args, kwargs)
+        in_jax = any(map(is_of_jax, named.values()))
+        arrays = {name: self._arguments.array(name, value) for name, value in named.items()}
+        shapes = {name: value.shape for name, value in arrays.items()}
+        empty = any(0 in shape for shape in shapes.values())
+        outputs = self._arguments.empty_outputs(shapes) if empty else None
+        if outputs is None:
+            # These runtimes read beyond what they are given, or give nonsense, if a size is wrong.
+            self._arguments.check_shapes(shapes)
+            outputs = self._run(self.key, arrays)
+        convert = sys.modules["jax"].numpy.asarray if in_jax else np.asarray
+        return rebuild(self.info.result, lambda name: convert(outputs[name]))

@@ -1,4 +1,4 @@
-"""Describes third-party SavedModels as data, without loading or running them."""
+"""SavedModels as data, those of other programs too, and what each TensorFlow can read."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pax_export._foundations.errors import ConsumerError, ExportPathError, PaxError
+from pax_export._foundations.errors import (
+    ConsumerError,
+    ExportPathError,
+    InvalidArgumentError,
+    PaxError,
+)
 from pax_export._foundations.files.system import read_small_file
 from pax_export._foundations.optional import require
 from pax_export._foundations.tables import bytes_text
-from pax_export.export.artifact import compatibility
 from pax_export.export.artifact.report import REPORT_FILE, ArrayInfo, VariableInfo
 
 _MAGIC = b"ML\xefR"
@@ -176,7 +180,7 @@ def _oldest_tensorflow(modules: tuple[XlaModule, ...]) -> tuple[str | None, str]
     newest = max(tuple(map(int, str(module.stablehlo).split("."))) for module in known)
     convention = max(module.calling_convention for module in modules)
     try:
-        return compatibility.format_version(compatibility.oldest_tensorflow(newest, convention)), ""
+        return format_version(oldest_tensorflow(newest, convention)), ""
     except ConsumerError as error:
         return None, f"it needs {error.got}; `pax-export retarget` mends it"
 
@@ -224,3 +228,72 @@ def unreadable_as_error(directory: Path) -> AbstractContextManager[None]:
     """Converts exceptions of protobuf, whose classes differ between versions, to one error."""
     file, write = directory / GRAPH_FILE, f"the {GRAPH_FILE} as it was written"
     return damage_as_error("The SavedModel cannot be read.", file, write)
+
+
+Version = tuple[int, ...]
+
+#: TensorFlow release, the newest StableHLO it reads, its newest calling convention.
+TENSORFLOW: tuple[tuple[Version, Version, int], ...] = (
+    ((2, 15), (0, 14, 0), 8),
+    ((2, 18), (1, 3, 0), 9),
+    ((2, 19), (1, 9, 0), 9),
+    ((2, 20), (1, 12, 0), 10),
+    ((2, 21), (1, 13, 0), 10),
+)
+
+#: The targets to try, oldest first: the oldest that any StableHLO still
+#: written version, then the version that each release reads.
+TARGETS: tuple[Version, ...] = ((0, 9, 0), *(stablehlo for _, stablehlo, _ in TENSORFLOW))
+
+#: 4-bit integers are in every StableHLO, and XLA in TensorFlow 2.15 has none.
+FOUR_BITS: Version = (1, 3, 0)
+
+#: Custom calls that XLA in TensorFlow expands itself, on every platform.
+CUSTOM_CALLS = frozenset("""
+    Sharding SPMDFullToShardShape SPMDShardToFullShape shape_assertion
+    stablehlo.dynamic_reduce_window stablehlo.dynamic_rng_bit_generator stablehlo.dynamic_top_k
+""".split())  # fmt: skip
+
+
+def format_version(version: Version) -> str:
+    """A version as people write it: ``"2.15"``."""
+    return ".".join(map(str, version))
+
+
+def oldest_tensorflow(stablehlo: Version, calling_convention: int) -> Version:
+    for release, reads, convention in TENSORFLOW:
+        if stablehlo <= reads and calling_convention <= convention:
+            return release
+    raise ConsumerError(
+        "No TensorFlow release can read this model.",
+        got=f"StableHLO {format_version(stablehlo)}, calling convention {calling_convention}",
+    )
+
+
+def parse_consumer(consumer: str | None) -> Version | None:
+    """Reads ``"tensorflow>=2.17"``.
+
+    Example:
+        >>> parse_consumer("tensorflow>=2.17")
+        (2, 17)
+    """
+    if consumer is None:
+        return None
+    match = re.fullmatch(r"\s*tensorflow\s*>=\s*(\d+)\.(\d+)[.\d]*\s*", str(consumer))
+    if match is None:
+        raise InvalidArgumentError(
+            "The consumer is unknown.", got=repr(consumer), write='consumer="tensorflow>=2.17"'
+        )
+    return int(match[1]), int(match[2])
+
+
+def check_consumer(consumer: str | None, oldest: Version, signature: str) -> None:
+    """Refuses a model that needs a newer TensorFlow than its consumer has."""
+    wanted = parse_consumer(consumer)
+    if wanted is not None and oldest > wanted:
+        raise ConsumerError(
+            "The model uses operations that the consumer does not support.",
+            where=signature,
+            got=consumer,
+            write=f'consumer="tensorflow>={format_version(oldest)}", or leave consumer= out',
+        )
