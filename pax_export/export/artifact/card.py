@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
-import math
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 from pax_export._foundations import tables
 from pax_export._foundations.files.own_files import CARD_MARK
 from pax_export.export.artifact import dimensions
+from pax_export.export.artifact.formats import find, import_function
 from pax_export.export.artifact.report import (
     DEFAULT,
     SHA256,
@@ -151,19 +151,24 @@ _OF_NUMPY = frozenset(
 
 def snippets(report: Report, name: str | None) -> Iterator[tuple[str, str]]:
     """The title and the text of each; ``name`` is that of a file, None for a folder."""
-    path = name or _HERE
+    path, format = name or _HERE, find(report.target)
     for key, info in report.signatures.items():
         inputs = _inputs_text(info, _sizes(info))
         function = "model" if key == _first_key(report) else f"model.signatures[{key!r}]"
         arguments = ", ".join(_argument_codes(info))
         call = f"model = load({path!r})\noutput = {function}({arguments})\n"
         yield f"Python: {key}", _py_text(info, "from pax_export.export import load", inputs, call)
-        if report.target in _RUNTIMES and all(map(_is_plain, (*info.inputs, *info.outputs))):
-            runtime, line, call = _RUNTIMES[report.target]
+        alone, plain = format and format.snippet, all(map(_is_plain, (*info.inputs, *info.outputs)))
+        if alone and plain:
+            runtime, line, call = alone
             text = _py_text(info, line, inputs, call.format(path=path, key=key))
             yield f"Python, with {runtime} alone: {key}", text
-        if report.target == "web" and (text := _javascript_text(key, info, report)):
-            yield f"JavaScript: {key}", text
+        if format and format.javascript:
+            with suppress(ValueError):  # no valid sizes are known
+                sizes = _sizes(info)
+                shapes = {each.name: dimensions.shape(each.shape, sizes) for each in info.inputs}
+                text = import_function(format.javascript)(key, report.signatures, shapes)
+                yield f"JavaScript: {key}", text
     yield "Command line", _command_lines(path, report)
 
 
@@ -250,59 +255,6 @@ def _to_code(value: object) -> str:
     if isinstance(value, tuple):
         return f"({', '.join(map(_to_code, value))}{',' if len(value) == 1 else ''})"
     return "None" if isinstance(value, Fixed) else repr(value)
-
-
-_TENSORFLOW = """\
-model = tf.saved_model.load({path!r})
-tensors = {{name: tf.constant(value) for name, value in inputs.items()}}
-outputs = model.signatures[{key!r}](**tensors)
-"""
-_LITERT = """\
-model = Interpreter(model_path={path!r})
-outputs = model.get_signature_runner({key!r})(**inputs)
-"""
-_ONNXRUNTIME = """\
-model = onnxruntime.InferenceSession({path!r})
-taken = {{entry.name: inputs[entry.name] for entry in model.get_inputs()}}
-outputs = model.run(None, taken)
-"""
-#: Runtimes for each format without pax_export, and a call in each.
-_RUNTIMES = {
-    "saved_model": ("TensorFlow", "import tensorflow as tf", _TENSORFLOW),
-    "tflite": ("LiteRT", "from ai_edge_litert.interpreter import Interpreter", _LITERT),
-    "onnx": ("onnxruntime", "import onnxruntime", _ONNXRUNTIME),
-}
-
-
-# --- JavaScript -----------------------------------------------------------------------------
-
-
-def javascript_name(key: str, keys: Iterable[str]) -> str:
-    """The name of a signature in JavaScript.
-
-    Example:
-        >>> javascript_name("encode", ["encode"]), javascript_name("serving_default", [])
-        ('encode', 'predict')
-    """
-    return "predict" if key == DEFAULT and "predict" not in keys else key
-
-
-def _javascript_text(key: str, info: SignatureInfo, report: Report) -> str:
-    """Returns a JavaScript call on zeros; empty if no valid sizes are known."""
-    try:
-        shapes = {each.name: dimensions.shape(each.shape, _sizes(info)) for each in info.inputs}
-    except ValueError:
-        return ""
-    zeros = {
-        name: f"data: Array({math.prod(shape)}).fill(0), shape: {list(shape)}"
-        for name, shape in shapes.items()
-    }
-    inputs = "".join(f"  {json.dumps(name)}: {{{each}}},\n" for name, each in zeros.items())
-    name = json.dumps(javascript_name(key, report.signatures))
-    return (
-        f'import {{model}} from "./model.js";\n\n'
-        f"const outputs = await model[{name}]({{\n{inputs}}});\n"
-    )
 
 
 # --- the command line -----------------------------------------------------------------------

@@ -66,6 +66,10 @@ class Format:
         plain_path: whether its loader treats ``*``, ``?`` and ``[`` in paths as patterns.
         not_in_numpy: dtypes that its runtime does not exchange as numpy arrays; `load` does.
         runtime: the package that `run` needs, and the extra that installs it.
+        snippet: a call on the card with the runtime alone: its name, a line that imports it, and
+            the call of `inputs`, numpy arrays by name, with ``{path!r}`` and ``{key!r}``.
+        javascript: a function that writes such a call: of the key of a signature, the keys of all,
+            and the shapes of its inputs by name.
         others: a module that runs its calls in other runtimes: ``NAMES``, ``check(names,
             purpose)``, ``version(name)`` and ``run(name, path, calls, seconds)``.
 
@@ -92,6 +96,8 @@ class Format:
     plain_path: bool = False
     not_in_numpy: tuple[str, ...] = ()
     runtime: tuple[str, str] = ("", "")
+    snippet: tuple[str, str, str] | None = None
+    javascript: str = ""
     others: str = ""
 
     @property

@@ -10,6 +10,13 @@ ONNX = Format(
     run="pax_export.export.formats.onnx.run:run",
     runtime=("onnxruntime", "onnx"),
     others="pax_export.export.formats.onnx.runtimes",
+    snippet=(
+        "onnxruntime",
+        "import onnxruntime",
+        "model = onnxruntime.InferenceSession({path!r})\n"
+        "taken = {{entry.name: inputs[entry.name] for entry in model.get_inputs()}}\n"
+        "outputs = model.run(None, taken)\n",
+    ),
     check="pax_export.export.artifact.loading:check_file",
     suffix=".onnx",
     not_in_numpy=("bfloat16", "float8_e4m3fn", "float8_e5m2"),
@@ -30,6 +37,7 @@ WEB = Format(
     load="pax_export.export.formats.onnx.web.export:load",
     run="pax_export.export.formats.onnx.web.browser:run",
     check="pax_export.export.formats.onnx.web.export:check",
+    javascript="pax_export.export.formats.onnx.web:javascript_call",
     run_imports=("pax_export",),
     files=(
         *("*.onnx", "*.onnx.*.data", "*.js", "model.d.ts", "index.html", "page.css"),

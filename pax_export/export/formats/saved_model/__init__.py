@@ -15,6 +15,13 @@ SAVED_MODEL = Format(
     run="pax_export.export.formats.saved_model.run:run",
     runtime=("tensorflow", "tensorflow"),
     check="pax_export.export.artifact.loading:check_saved_model",
+    snippet=(
+        "TensorFlow",
+        "import tensorflow as tf",
+        "model = tf.saved_model.load({path!r})\n"
+        "tensors = {{name: tf.constant(value) for name, value in inputs.items()}}\n"
+        "outputs = model.signatures[{key!r}](**tensors)\n",
+    ),
     option="savedmodel",
     options={
         "trainable": {

@@ -11,6 +11,12 @@ TFLITE = Format(
     runtime=("ai_edge_litert", "tflite"),
     check="pax_export.export.artifact.loading:check_file",
     suffix=".tflite",
+    snippet=(
+        "LiteRT",
+        "from ai_edge_litert.interpreter import Interpreter",
+        "model = Interpreter(model_path={path!r})\n"
+        "outputs = model.get_signature_runner({key!r})(**inputs)\n",
+    ),
     options={
         "quantize": {
             "choices": ("float16", "dynamic"),

@@ -15,7 +15,6 @@ from pax_export._foundations.errors import NotValidatedWarning, UnsupportedDtype
 from pax_export._foundations.files import checksums, own_files
 from pax_export._foundations.optional import find, is_installed, require
 from pax_export.export.artifact.calling import LoadedFile
-from pax_export.export.artifact.card import javascript_name
 from pax_export.export.artifact.options import ExportOptions, Request, takes_options
 from pax_export.export.artifact.report import (
     ArrayInfo,
@@ -28,7 +27,7 @@ from pax_export.export.formats.onnx import WEB
 from pax_export.export.formats.onnx.export import OPSET, OnnxContents, OnnxExporter, OnnxModelFile
 from pax_export.export.formats.onnx.model import OnnxOptions, with_names_of_their_own
 from pax_export.export.formats.onnx.run import opened
-from pax_export.export.formats.onnx.web import browser, npm
+from pax_export.export.formats.onnx.web import browser, javascript_name, npm
 from pax_export.export.formats.onnx.web.browser import model_file, page_file
 from pax_export.export.lowering.lowered_model import signature_info
 from pax_export.export.pipeline.format_exporter import (
