@@ -15,7 +15,8 @@ from pax_export import sharding
 from pax_export import transforms as T
 from pax_export.core import named_leaves
 from pax_export.errors import InvalidArgumentError
-from pax_export.export.tracing.exportable import make_exportable, mark_trainable
+from pax_export.export.tracing.models import make_exportable
+from pax_export.export.tracing.training import mark_trainable
 from tests.closeness import assert_close
 from tests.refusals import refused
 

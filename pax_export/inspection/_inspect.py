@@ -34,9 +34,8 @@ from pax_export.core import (
 )
 from pax_export.export.artifact import dimensions
 from pax_export.export.tracing.exportable import ExportLeaf as Exported
-from pax_export.export.tracing.exportable import make_exportable
 from pax_export.export.tracing.flops import Work, count_value, plain_count
-from pax_export.export.tracing.model_forms import unbind
+from pax_export.export.tracing.models import make_exportable, unbind
 from pax_export.inspection._drawing import function_of
 from pax_export.inspection._export_rows import inspect_export
 from pax_export.inspection._flow import (

@@ -22,8 +22,8 @@ from pax_export._foundations.jaxpr import (
 )
 from pax_export._foundations.types import Array, Equation, PyTree, TracedProgram
 from pax_export.core import Module, ParameterModule, is_array
-from pax_export.export.tracing.model_form import CALL
-from pax_export.export.tracing.model_forms import form_of
+from pax_export.export.tracing.exportable import CALL
+from pax_export.export.tracing.models import form_of
 from pax_export.precision.quantized import ArrayLike, Form, QuantizedArray, quantized_dot, rows
 from pax_export.quantization._batches import called
 from pax_export.quantization._rounding import QuantizableArray, rounded, targets_of_tree

@@ -30,9 +30,8 @@ from pax_export.export.orbax._params import (
 )
 from pax_export.export.orbax.dtensor_utils import tf
 from pax_export.export.tracing.dtypes import check
-from pax_export.export.tracing.exportable import Exportable
+from pax_export.export.tracing.exportable import Exportable, ModelMethod
 from pax_export.export.tracing.inputs import Input, Inputs
-from pax_export.export.tracing.model_form import ModelMethod
 from pax_export.export.tracing.names import dotted_name, signature_names
 from pax_export.export.tracing.programs import refuse_dropped_state, trace_one
 

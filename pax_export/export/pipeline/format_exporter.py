@@ -19,7 +19,8 @@ from pax_export.export.artifact.report import Report, VariableInfo, write_report
 from pax_export.export.lowering.variables import Store
 from pax_export.export.pipeline.phases import ExportRun, scratch_path
 from pax_export.export.portable import PassOptions, PortableProgram, Weight, optimized
-from pax_export.export.tracing.exportable import Exportable, make_exportable
+from pax_export.export.tracing.exportable import Exportable
+from pax_export.export.tracing.models import make_exportable
 from pax_export.export.tracing.programs import Program, refuse_changes, trace_all
 from pax_export.export.validation.cases import ProgramCases, cases_in_turns
 from pax_export.export.validation.probes import Budget

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import enum
+import functools
 import re
+import types
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeGuard, TypeVar
 
 import jax
 import numpy as np
@@ -168,3 +170,38 @@ def describe_value(value: Any) -> dict[str, Any]:
         return {"value": value}
     name = getattr(value, "__qualname__", None)
     return {"text": f"{getattr(value, '__module__', '')}.{name}" if name else str(value)}
+
+
+# --- functions ---
+
+
+class BoundMethod(Protocol):
+    """A bound method of Python or of Equinox."""
+
+    __self__: Any
+    __func__: Callable[..., Any]
+
+
+NAMELESS = "function"
+
+
+def function_name(function: Callable[..., Any]) -> str:
+    """The name of a function, or of the class of a callable."""
+    if is_bound_method(function):
+        return function_name(function.__self__)
+    inner = function.func if is_partial(function) else getattr(function, "__wrapped__", None)
+    if inner is not None:
+        return function_name(inner)
+    name = getattr(function, "__name__", type(function).__name__)
+    return NAMELESS if name == "<lambda>" else name
+
+
+def is_bound_method(value: object) -> TypeGuard[BoundMethod]:
+    return isinstance(value, types.MethodType) or (
+        hasattr(value, "__self__") and hasattr(value, "__func__")  # as in equinox
+    )
+
+
+def is_partial(value: object) -> TypeGuard[functools.partial[Any]]:
+    alike = all(hasattr(value, name) for name in ("func", "args", "keywords"))  # as in equinox
+    return isinstance(value, functools.partial) or alike

@@ -38,9 +38,8 @@ from pax_export.export.tracing.dropped_state import (
     dropped_state,
     passed_on,
 )
-from pax_export.export.tracing.exportable import Exportable, ExportLeaf
+from pax_export.export.tracing.exportable import Exportable, ExportLeaf, ModelMethod
 from pax_export.export.tracing.inputs import Input, Inputs, resolve_inputs
-from pax_export.export.tracing.model_form import ModelMethod
 from pax_export.export.tracing.names import describe_structure, dotted_paths, signature_names
 from pax_export.export.tracing.trace_errors import (
     EVAL_MODE,

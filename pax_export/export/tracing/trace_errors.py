@@ -6,7 +6,7 @@ import contextlib
 import linecache
 import re
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,10 +25,10 @@ from pax_export._foundations.errors import (
 from pax_export._foundations.jax import equations_of
 from pax_export._foundations.jaxpr import inner_programs
 from pax_export._foundations.types import Equation
+from pax_export.core import Module, named_modules
 from pax_export.export import symbolic_numpy
 from pax_export.export.artifact import dimensions
 from pax_export.export.portable import NotDecomposedError
-from pax_export.export.tracing.exportable import layer_of
 from pax_export.export.tracing.inputs import Inputs
 from pax_export.export.tracing.source_lines import attach_operations, is_users
 
@@ -185,8 +185,18 @@ def leaves_read(error: Exception, count: int) -> set[int]:
 def _line_and_layer(error: Exception) -> str:
     """The innermost line that is not jax's or ours, and the layer that it belongs to."""
     line = _line_of(error) or "unknown"
-    layer = layer_of(_selves(error))
+    layer = _layer_of(_selves(error))
     return f"{layer} ({line})" if layer else line
+
+
+def _layer_of(owners: Iterable[Any]) -> str:
+    """Returns the name of the layer that ran last, ``encoder.norm: LayerNorm``."""
+    modules = [owner for owner in owners if isinstance(owner, Module)]
+    if not modules:
+        return ""
+    root, layer = modules[0], modules[-1]
+    name = next((name for name, module in named_modules(root) if module is layer), "")
+    return f"{name}: {type(layer).__name__}" if name else type(layer).__name__
 
 
 def _selves(error: Exception) -> list[Any]:

@@ -25,12 +25,12 @@ from pax_export._foundations.jaxpr import jaxpr_dtypes, jaxpr_primitives, jaxpr_
 from pax_export._foundations.types import DTypeLike, Equation, PyTree, TracedProgram
 from pax_export.export.artifact import dimensions
 from pax_export.export.artifact.dimensions import RandomCall, RandomInput, random_calls
-from pax_export.export.artifact.report import Report, SignatureInfo
+from pax_export.export.artifact.report import DEFAULT, Report, SignatureInfo
 from pax_export.export.artifact.structure import collect, rebuild
 from pax_export.export.portable.program import rewritten, traced
 from pax_export.export.tracing import dtypes
-from pax_export.export.tracing.exportable import DEFAULT, make_exportable
 from pax_export.export.tracing.inputs import Inputs, bind_inputs, constraints_on
+from pax_export.export.tracing.models import make_exportable
 from pax_export.export.tracing.programs import Program
 from pax_export.export.validation.integers import compare_quantized
 from pax_export.export.validation.probes import Budget, check_loops_end, probes

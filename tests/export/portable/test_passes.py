@@ -15,7 +15,7 @@ from pax_export.export.portable import PassOptions, Weight, optimized
 from pax_export.export.portable.arithmetic import LARGE
 from pax_export.export.portable.graph import Producers
 from pax_export.export.portable.kept import name_of
-from pax_export.export.tracing.exportable import make_exportable
+from pax_export.export.tracing.models import make_exportable
 from pax_export.export.tracing.programs import trace_all
 from tests.closeness import assert_close
 

@@ -22,7 +22,8 @@ from pax_export.errors import (
 )
 from pax_export.export import load, spec, to_onnx, to_saved_model, to_stablehlo
 from pax_export.export.artifact import structure
-from pax_export.export.tracing.exportable import make_exportable, mark_trainable
+from pax_export.export.tracing.models import make_exportable
+from pax_export.export.tracing.training import mark_trainable
 from tests.closeness import assert_close
 from tests.export.models import random
 from tests.refusals import refused

@@ -9,7 +9,7 @@ from pax_export.errors import GradientMismatchError, ValidationError
 from pax_export.export import spec, to_saved_model
 from pax_export.export.formats.saved_model import SAVED_MODEL
 from pax_export.export.lowering.lowered_model import lower_model
-from pax_export.export.tracing.exportable import make_exportable
+from pax_export.export.tracing.models import make_exportable
 from pax_export.export.tracing.programs import trace_all
 from pax_export.export.validation.model_cases import model_cases
 from pax_export.export.validation.validate import validate

@@ -46,13 +46,9 @@ from pax_export.export.lowering.lowered_model import (
 from pax_export.export.pipeline.format_exporter import Contents, FormatExporter
 from pax_export.export.pipeline.phases import ExportRun
 from pax_export.export.pipeline.run_export import run_export
-from pax_export.export.tracing.exportable import (
-    Exportable,
-    TrainStep,
-    mark_trainable,
-    with_step,
-)
+from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.programs import Program
+from pax_export.export.tracing.training import TrainStep, mark_trainable, with_step
 from pax_export.export.validation.cases import named_examples, with_sessions
 from pax_export.export.validation.integers import in_float32
 from pax_export.export.validation.model_cases import model_cases

@@ -43,17 +43,13 @@ from pax_export.export.pipeline.format_exporter import FormatExporter, ProgramCo
 from pax_export.export.pipeline.phases import ExportRun
 from pax_export.export.pipeline.run_export import run_export
 from pax_export.export.tracing import dtypes
-from pax_export.export.tracing.exportable import (
-    Exportable,
-    is_training,
-    mark_trainable,
-    with_train_mode,
-)
+from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.programs import (
     Program,
     check_updates,
     refuse_changes,
 )
+from pax_export.export.tracing.training import is_training, mark_trainable, with_train_mode
 from pax_export.export.validation.cases import cases_in_turns
 from pax_export.export.validation.probes import Budget
 from pax_export.export.validation.validate import Case

@@ -9,7 +9,8 @@ import pax_export as pax
 import pax_export.transforms as T
 from pax_export.errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export.export import spec, to_saved_model
-from pax_export.export.tracing.exportable import make_exportable, mark_trainable
+from pax_export.export.tracing.models import make_exportable
+from pax_export.export.tracing.training import mark_trainable
 from tests.closeness import assert_close
 from tests.export.models import affine_params, random
 

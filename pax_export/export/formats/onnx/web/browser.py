@@ -31,7 +31,6 @@ from pax_export._foundations.errors import (
     ValidationError,
 )
 from pax_export._foundations.files import atomic, system
-from pax_export.export.artifact.card import javascript_name
 from pax_export.export.artifact.report import Report, read_report
 from pax_export.export.formats.onnx.run_others import pack_array, unpack_array
 from pax_export.export.formats.onnx.web import javascript_name
