@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from pax_export.export import spec, to_saved_model
+from tests.export import same_bytes
 
 ROOT = Path(__file__).parents[3]
 
@@ -68,3 +69,35 @@ def test_two_processes_write_the_same_bytes(tmp_path):
     told += [name for name in (socket.gethostname(), getpass.getuser()) if len(name) > 4]
     assert [text for text in told if text.encode() in stored] == []
     assert not (tmp_path / "two" / "fingerprint.pb").exists()
+
+
+# --- the records by which two commits are compared: equal for equal exports alone ---
+
+
+ONLY = ["*/Linear", "*/Linear.*"]
+
+
+def test_two_runs_record_the_same_and_each_difference_is_one_line(tmp_path, monkeypatch):
+    found = same_bytes.record(tmp_path, ONLY)
+    assert found["refused"] == {}
+    assert {name.partition("/")[0] for name in found["files"]} == set(same_bytes.FORMATS)
+
+    def refuse(*args, **options):
+        raise ImportError("no\nsuch module")
+
+    monkeypatch.setitem(same_bytes.FORMATS, "tflite", (refuse, {}, ".tflite"))
+    again = json.loads(json.dumps(same_bytes.record(only=ONLY)))
+    file = tmp_path / "saved_model" / "Linear" / "saved_model.pb"
+    file.write_bytes(file.read_bytes() + b"\0")
+    changed = dict(same_bytes.programs(file.parent))["saved_model.pb"]
+    again["files"]["saved_model/Linear: saved_model.pb"] = f"{len(changed)} bytes"
+    lines = list(same_bytes.differences(found, again, ONLY))
+    assert not any("\n" in line for line in lines)
+    assert [line.partition(": ")[0] for line in lines] == ["files", "files", "refused"]
+    named = [line.split(": ")[1] for line in lines]
+    assert named == ["saved_model/Linear", "tflite/Linear.tflite", "tflite/Linear.tflite"]
+
+
+def test_every_name_is_that_of_one_export():
+    names = [name for name, _ in same_bytes.exports()]
+    assert len(names) == len(set(names)) > 300

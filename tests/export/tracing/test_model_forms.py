@@ -5,6 +5,9 @@ Stand-ins have the interface of equinox and haiku; `tests/oracles` has the libra
 
 import dataclasses
 import functools
+import os
+import subprocess
+import sys
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +21,7 @@ from pax_export import errors
 from pax_export.export import load, spec, to_onnx, to_saved_model, to_stablehlo, to_tflite
 from tests.closeness import assert_close
 from tests.refusals import refused
+from tests.warm import ROOT
 
 BATCH = spec("batch, 4")
 X = np.arange(12, dtype="float32").reshape(3, 4)
@@ -294,3 +298,25 @@ def test_one_count_of_parameters_in_every_report(frozen, tmp_path):
         assert f"({count} parameters" in str(report)
         roles = [row.role for row in pax.inspect(path) if row.kind == "array"]
         assert roles.count("trainable") == count
+
+
+# --- keras models with the jax backend go to the exporters as they are ---
+
+
+def test_exported_as_they_are(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.export.tracing.keras_models", str(tmp_path)],
+        env={**os.environ, "KERAS_BACKEND": "jax"}, cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    assert not done.returncode, done.stderr
+
+
+def test_another_backend_is_refused(tmp_path):
+    keras = pytest.importorskip("keras")
+    if keras.config.backend() == "jax":
+        pytest.skip("this process has the jax backend")
+    net = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(2)])
+    with pytest.raises(errors.InvalidArgumentTypeError) as caught:
+        to_onnx(net, tmp_path / "net.onnx", spec("batch, 4"))
+    assert caught.value.got == "Sequential"
+    assert "KERAS_BACKEND" in caught.value.write
