@@ -27,7 +27,7 @@ from pax_export.export.pipeline.format_exporter import (
 from pax_export.export.pipeline.phases import ExportRun
 from pax_export.export.pipeline.run_export import run_export
 from pax_export.export.portable import PassOptions, PortableProgram, Weight, decompose, optimized
-from pax_export.export.tracing.exportable import Exportable
+from pax_export.export.tracing.exportable import Exportable, Model
 from pax_export.export.tracing.programs import Program
 from pax_export.export.tracing.source_lines import attach_operations, other_target
 
@@ -115,7 +115,7 @@ Write = Callable[[Path, Sequence[FormatProgram]], Mapping[str, Any] | None]
 def export_as(
     format: Format,
     write: Write,
-    model: Any,
+    model: Model,
     path: str | os.PathLike[str],
     inputs: Any,
     **options: Unpack[ExportOptions],

@@ -111,7 +111,10 @@ def lower_traced(
 
 
 def _make_single_device(
-    exported: Any, allowed: frozenset[str], names: Mapping[int, str] | None, program: TracedProgram
+    exported: jax_export.Exported,
+    allowed: frozenset[str],
+    names: Mapping[int, str] | None,
+    program: TracedProgram,
 ) -> Portable:
     """Converts a jax export to a single-device module that accepts empty batches where possible."""
     empty = may_be_empty(result.shape for result in exported.out_avals)
@@ -132,7 +135,9 @@ def _export(
     return export_unchecked(function, platforms, list(operands))
 
 
-def export_unchecked(function: Any, platforms: Sequence[str], *structs: Any) -> jax_export.Exported:
+def export_unchecked(
+    function: jax.stages.Wrapped, platforms: Sequence[str], *structs: Any
+) -> jax_export.Exported:
     """Exports a jitted function by jax, with any custom calls: our own errors are about these."""
     unchecked = jax_export.DisabledSafetyCheck.custom_call("ALL")
     options: Any = {"platforms": tuple(platforms), "disabled_checks": (unchecked,)}
@@ -242,7 +247,7 @@ def portable(
     changes: Counter[str] | None = None,
     empty: Collection[str] = (),
     single: bool = False,
-    program: Any = None,
+    program: TracedProgram | None = None,
 ) -> Portable:
     """Makes the serialized module of a `jax.export.Exported` portable.
 
@@ -278,7 +283,7 @@ def portable(
         return _write_oldest(module, context)
 
 
-def _parse(context: Any, serialized: bytes) -> Any:
+def _parse(context: ir.Context, serialized: bytes) -> ir.Module:
     try:
         return stablehlo.deserialize_portable_artifact(context, serialized)
     except Exception as error:  # of a class that the bindings keep to themselves
@@ -290,7 +295,7 @@ def _parse(context: Any, serialized: bytes) -> Any:
         ) from error
 
 
-def _write_oldest(module: Any, context: Any) -> Portable:
+def _write_oldest(module: ir.Module, context: Any) -> Portable:
     current = tuple(map(int, stablehlo.get_current_version().split(".")))
     oldest = saved_models.FOUR_BITS if _has_four_bits(module) else ()
     targets = [v for v in saved_models.TARGETS if oldest <= v < current] + [current]
@@ -327,7 +332,7 @@ def _drop_accuracy(operation: Operation) -> bool:
     return stands_there
 
 
-def _has_four_bits(module: Any) -> bool:
+def _has_four_bits(module: ir.Module) -> bool:
     kinds = (str(value.type) for each in _operations(module.operation) for value in each.results)
     return any(re.search(r"[x<]u?i4>", kind) for kind in kinds)
 
@@ -340,7 +345,9 @@ def _operations(operation: Operation) -> Iterator[Any]:
                 yield from _operations(inner.operation)
 
 
-def _refuse_custom_calls(module: Any, allowed: frozenset[str], program: TracedProgram) -> None:
+def _refuse_custom_calls(
+    module: ir.Module, allowed: frozenset[str], program: TracedProgram | None
+) -> None:
     """Refuses custom calls that consumers do not support, with their sources in the model."""
     found: dict[str, tuple[str, str]] = {}
     for operation in _operations(module.operation):
@@ -360,7 +367,7 @@ def _refuse_custom_calls(module: Any, allowed: frozenset[str], program: TracedPr
         )
 
 
-def _name_operands(module: Any, names: Mapping[int, str]) -> None:
+def _name_operands(module: ir.Module, names: Mapping[int, str]) -> None:
     """Lets the checks of shapes speak of ``x`` where jax counts ``args[0][7]``."""
 
     def named(match: re.Match) -> str:
@@ -451,7 +458,7 @@ def _prepend_batch_numbers(
     return True
 
 
-def _widen_indices(indices: Any) -> Any:
+def _widen_indices(indices: ir.Value) -> ir.Value:
     """Indices of at least 32 bits: an int8 cannot count the batches."""
     kind = ir.RankedTensorType(indices.type)
     if ir.IntegerType(kind.element_type).width >= 32:
@@ -460,7 +467,7 @@ def _widen_indices(indices: Any) -> Any:
     return stablehlo.ConvertOp(wide, indices).result
 
 
-def _iota(indices: Any, iota_dimension: int, axis: int) -> Any:
+def _iota(indices: ir.Value, iota_dimension: int, axis: int) -> ir.Value:
     """The index along one dimension, shaped like the indices with one component."""
     kind = ir.RankedTensorType(indices.type)
     shape = tensor_shape(kind)
@@ -476,7 +483,7 @@ def _iota(indices: Any, iota_dimension: int, axis: int) -> Any:
     return stablehlo.DynamicIotaOp(result, whole, iota_dimension).result
 
 
-def _dimension_size(value: Any, dimension: int) -> Any:
+def _dimension_size(value: ir.Value, dimension: int) -> ir.Value:
     """Returns the size of a dynamic dimension, as a vector of one number."""
     size = stablehlo.GetDimensionSizeOp(value, dimension).result
     return stablehlo.ReshapeOp(_vector(1), size).result

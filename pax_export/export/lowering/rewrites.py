@@ -78,7 +78,7 @@ def _keep_bounds(operation: Operation) -> bool:
     return bool(bounds)
 
 
-def _choose(operation: Operation, values: list[Any]) -> None:
+def _choose(operation: Operation, values: list[ir.Value]) -> None:
     """Selects a value where it is NaN, else the result of the operation."""
     result = operation.results[0]
     chosen, added = result, []
@@ -91,11 +91,11 @@ def _choose(operation: Operation, values: list[Any]) -> None:
     result.replace_all_uses_except(chosen, added[0])
 
 
-def _is_float(value: Any) -> bool:
+def _is_float(value: ir.Value) -> bool:
     return str(ir.ShapedType(value.type).element_type).startswith(("f", "bf"))
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: ir.Value) -> bool:
     """Whether a value is one number, not NaN, that is written in the program."""
     owner = value.owner
     while not isinstance(owner, ir.Block) and owner.name in _REPEATS:
@@ -134,11 +134,11 @@ def drop_dot_algorithm(operation: Operation) -> bool:
     return True
 
 
-def _element(value: Any) -> str:
+def _element(value: ir.Value) -> str:
     return str(ir.RankedTensorType(value.type).element_type)
 
 
-def _widen_operand(operation: Operation, index: int) -> Any:
+def _widen_operand(operation: Operation, index: int) -> ir.Value:
     """An operand in the type of the other one."""
     kind = ir.RankedTensorType(operation.operands[index].type)
     other = ir.RankedTensorType(operation.operands[1 - index].type)
@@ -147,7 +147,7 @@ def _widen_operand(operation: Operation, index: int) -> Any:
         return stablehlo.ConvertOp(wide, operation.operands[index]).result
 
 
-def tensor_shape(kind: Any) -> list[int]:
+def tensor_shape(kind: ir.ShapedType) -> list[int]:
     """The sizes, with MLIR's own number for a dynamic one."""
     return [
         ir.ShapedType.get_dynamic_size() if kind.is_dynamic_dim(i) else kind.get_dim_size(i)

@@ -48,7 +48,7 @@ def says_shardings(serialized: bytes) -> bool:
     return any(sign in serialized for sign in _SIGNS)
 
 
-def drop_shardings(module: Any, operations: Sequence[Any]) -> None:
+def drop_shardings(module: ir.Module, operations: Sequence[Any]) -> None:
     """Drops the device annotations of a module's operations.
 
     Raises:
@@ -152,7 +152,7 @@ def _by_itself(operation: Operation) -> bool:
     return rows != "0" and numbers[::2] == (numbers[1::2] or numbers)
 
 
-def _zero(operation: Operation) -> Any:
+def _zero(operation: Operation) -> ir.Value:
     """The number of the only device."""
     kind = operation.results[0].type
     with operation.context, ir.Location.unknown(), ir.InsertionPoint(operation):

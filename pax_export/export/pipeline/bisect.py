@@ -20,7 +20,7 @@ import jax.numpy as jnp
 
 from pax_export._foundations.errors import PaxError
 from pax_export._foundations.jaxpr import bind_equation, called_program, interpret
-from pax_export._foundations.types import ClosedJaxpr, Equation, PyTree
+from pax_export._foundations.types import Array, ClosedJaxpr, Equation
 from pax_export.core import Module, label_modules, named_modules, traced_anew
 from pax_export.export.artifact.options import Request
 from pax_export.export.lowering.lower import export_unchecked
@@ -28,6 +28,7 @@ from pax_export.export.pipeline.format_exporter import FormatExporter
 from pax_export.export.pipeline.phases import scratch_path
 from pax_export.export.portable.any_size import lowerable
 from pax_export.export.tracing import dtypes
+from pax_export.export.tracing.exportable import Model
 from pax_export.export.tracing.names import describe_structure, tree_names
 from pax_export.export.tracing.programs import Program
 from pax_export.export.tracing.source_lines import (
@@ -139,7 +140,7 @@ class _Operations:
                 needed.update(step.operands)
                 self.steps.insert(0, step)
 
-    def _constant_number(self, value: PyTree) -> int:
+    def _constant_number(self, value: Array) -> int:
         return self._constants.setdefault(id(value), (next(self._numbers), value))[0]
 
     def run(self, last: int, operands: Sequence[Any]) -> list[Any]:
@@ -225,7 +226,7 @@ def _with_sizes(traced: Traced) -> Callable[[Sequence[Any]], list[Any]]:
     return lambda values: exported().call(list(values))
 
 
-def _exportable_arrays(value: Any) -> list[Any]:
+def _exportable_arrays(value: Array) -> list[Any]:
     """Returns a value as arrays of dtypes that every format supports."""
     value = dtypes.store(value)
     return [jnp.real(value), jnp.imag(value)] if jnp.iscomplexobj(value) else [value]
@@ -239,7 +240,7 @@ def _from_the_middle(good: int, bad: int) -> list[int]:
 # --- the module of a refused operation --------------------------------------
 
 
-def with_paths(model: object) -> tuple[Any, dict[str, str]]:
+def with_paths(model: Model) -> tuple[Model, dict[str, str]]:
     """Returns a model whose modules record their paths in traces, and their classes by path."""
     if not isinstance(model, Module):
         return model, {}

@@ -175,7 +175,7 @@ class _Dependencies:
         """The operands and constants of these bits, by number."""
         return [index for index in range(len(self.avals)) if origins >> index & 1]
 
-    def _constant_bit(self, value: Any) -> int:
+    def _constant_bit(self, value: Array | None) -> int:
         """Returns the bit of a constant array; 0 for scalars, which are literals."""
         if (
             value is None

@@ -164,7 +164,7 @@ def _resolve_all(
     return found
 
 
-def _check_keys(keys: Sequence[str], by_key: PyTree, argument: str) -> None:
+def _check_keys(keys: Sequence[str], by_key: object, argument: str) -> None:
     if not isinstance(by_key, Mapping) or sorted(by_key) != sorted(keys):
         raise InvalidArgumentError(
             "With methods=, inputs and kwargs must be dicts over methods.",

@@ -22,13 +22,14 @@ from pax_export._foundations.errors import (
 )
 from pax_export._foundations.jax import scope_constraints
 from pax_export._foundations.jaxpr import jaxpr_dtypes, jaxpr_primitives, jaxpr_size
-from pax_export._foundations.types import DTypeLike, Equation, PyTree, TracedProgram
+from pax_export._foundations.types import Array, ArrayLike, DTypeLike, Equation, TracedProgram
 from pax_export.export.artifact import dimensions
 from pax_export.export.artifact.dimensions import RandomCall, RandomInput, random_calls
 from pax_export.export.artifact.report import DEFAULT, Report, SignatureInfo
 from pax_export.export.artifact.structure import collect, rebuild
 from pax_export.export.portable.program import rewritten, traced
 from pax_export.export.tracing import dtypes
+from pax_export.export.tracing.exportable import Model
 from pax_export.export.tracing.inputs import Inputs, bind_inputs, constraints_on
 from pax_export.export.tracing.models import make_exportable
 from pax_export.export.tracing.programs import Program
@@ -118,7 +119,7 @@ class SignatureCases:
         outputs: Sequence[Sequence[int | str]],
         examples: Sequence[Arrays],
         is_small: bool,
-        program: Any = None,
+        program: TracedProgram | None = None,
         sizes: Sequence[Mapping[str, int]] | None = None,
     ):
         self.key, self.structs, self.outputs, self.sizes = key, structs, outputs, sizes
@@ -340,7 +341,7 @@ def input_structs(inputs: Inputs) -> dict[str, jax.ShapeDtypeStruct]:
 class ReferenceModel:
     """The model that was exported, to test an existing export against."""
 
-    def __init__(self, model: Any, report: Report, names: Mapping[str, str]):
+    def __init__(self, model: Model, report: Report, names: Mapping[str, str]):
         def method(key: str) -> str:
             has_it = key != DEFAULT and callable(getattr(type(model), key, None))
             return names.get(key, key if has_it else "__call__")
@@ -415,7 +416,7 @@ def named_examples(inputs: Inputs, examples: Sequence[Any], key: str) -> list[Ar
         ) from error
 
 
-def _example_array(value: Any, dtype: DTypeLike) -> np.ndarray:
+def _example_array(value: ArrayLike, dtype: DTypeLike) -> np.ndarray:
     if dtype != dtypes.STRING:
         return np.asarray(dtypes.store(value), dtype)
     texts = np.asarray(value, object)
@@ -464,14 +465,16 @@ def _noise_level(size: int, dtype: DTypeLike) -> float:
     return max(_SIZES[0] * bit, min(size * bit, _PART * TOLERANCE.get(np.dtype(dtype).name, 0.0)))
 
 
-def _add_noise(value: PyTree, noise: Callable[[Any], float], random: np.random.Generator) -> Any:
+def _add_noise(
+    value: Array | np.ndarray, noise: Callable[[Any], float], random: np.random.Generator
+) -> Any:
     if not jax.numpy.issubdtype(value.dtype, jax.numpy.inexact):
         return value
     factors = 1 + noise(value.dtype) * random.normal(size=value.shape)
     return (np.asarray(value) * factors).astype(value.dtype)
 
 
-def _widen_by(before: PyTree, exact: np.ndarray, moved: np.ndarray) -> Any:
+def _widen_by(before: float | np.ndarray | None, exact: np.ndarray, moved: np.ndarray) -> Any:
     """The tolerance of a result, given one more that jax computed."""
     if exact.dtype.name not in TOLERANCE:
         differs = np.asarray(exact != moved)

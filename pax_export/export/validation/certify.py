@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pax_export._foundations.errors import (
     InvalidArgumentError,
@@ -23,11 +23,15 @@ from pax_export._foundations.errors import (
     ValidationError,
 )
 from pax_export._foundations.optional import find
-from pax_export._foundations.types import PyTree
 from pax_export.export.artifact import formats, own_exports
 from pax_export.export.artifact.report import CERTIFIED, certified_text, read_report
 from pax_export.export.validation import recheck
 from pax_export.export.validation.validate import NO_CALL, Case, compare_either
+
+if TYPE_CHECKING:
+    from pax_export.export.artifact.dimensions import RandomCall
+    from pax_export.export.tracing.exportable import Model
+    from pax_export.export.validation.serve import Arrays
 
 #: The model itself, in jax.
 JAX = "jax"
@@ -63,7 +67,7 @@ class RuntimeResult:
 
 def certify(
     path: Path,
-    model: PyTree = None,
+    model: Model | None = None,
     methods: Mapping[str, str] | None = None,
     *,
     runtimes: Sequence[str] = (),
@@ -169,7 +173,7 @@ def _run_elsewhere(
 
 
 def _largest_error(
-    done: recheck.Rechecked, key: str, call: Any, answer: Mapping[str, Any], got: Any
+    done: recheck.Rechecked, key: str, call: RandomCall, answer: Mapping[str, Any], got: Arrays
 ) -> float:
     if done.reference is not None:
         errors = done.reference.differences(key, call, done.report.signatures[key], got)

@@ -10,11 +10,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pax_export._foundations.errors import InvalidArgumentError, ValidationError
 from pax_export._foundations.optional import require
-from pax_export._foundations.types import PyTree
 from pax_export.export.artifact import dimensions, formats, loading
 from pax_export.export.artifact.dimensions import (
     RandomCall,
@@ -26,6 +25,9 @@ from pax_export.export.artifact.dimensions import (
 from pax_export.export.artifact.report import ArrayInfo, SignatureInfo, read_report
 from pax_export.export.validation.serve import Arrays
 from pax_export.export.validation.validate import count_not_finite, in_process
+
+if TYPE_CHECKING:
+    from pax_export.export.tracing.exportable import Model
 
 #: How a runtime refuses a size that the constraints of an export forbid.
 _REFUSED = re.compile("polymorphic shapes|dimension variable")
@@ -72,7 +74,7 @@ class Rechecked:
     def __init__(
         self,
         path: Path,
-        model: PyTree = None,
+        model: Model | None = None,
         methods: Mapping[str, str] | None = None,
         finite: bool = True,
         trusted: bool = False,

@@ -20,8 +20,6 @@ from typing import Any
 
 import numpy as np
 
-from pax_export._foundations.types import PyTree
-
 Arrays = dict[str, np.ndarray]
 Cases = Sequence[Mapping[str, Any]]
 #: The function that runs the calls of an export at a path.
@@ -52,7 +50,7 @@ def load(file: str | os.PathLike[str]) -> list[dict[str, Any]]:
     dtypes = importlib.import_module("ml_dtypes")  # numpy's dtypes are built in
     with np.load(file) as stored:
 
-        def array(key: PyTree, dtype: str, shape: list[int]) -> np.ndarray:
+        def array(key: str | list[str], dtype: str, shape: list[int]) -> np.ndarray:
             if dtype == "text":
                 return np.array(list(map(bytes.fromhex, key)), object).reshape(shape)
             kind = np.dtype(getattr(dtypes, dtype, dtype))
@@ -64,7 +62,7 @@ def load(file: str | os.PathLike[str]) -> list[dict[str, Any]]:
 def _each_array(entries: Sequence[Mapping[str, Any]], do: Callable) -> list[dict[str, Any]]:
     """The entries, with something else instead of each array; texts stay."""
 
-    def members(group: PyTree) -> Any:
+    def members(group: str | Mapping[str, Any]) -> str | dict[str, Any]:
         return group if isinstance(group, str) else {name: do(x) for name, x in group.items()}
 
     return [{key: members(group) for key, group in entry.items()} for entry in entries]

@@ -431,7 +431,11 @@ def _how_far(count: int, of_nan: int, difference: float) -> str:
 
 
 def far_apart(
-    one: np.ndarray, other: np.ndarray, relative: float, largest: float, tolerance: Any
+    one: np.ndarray,
+    other: np.ndarray,
+    relative: float,
+    largest: float,
+    tolerance: float | np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns which elements differ too much, and by how much."""
     one, other = widen(one), widen(other)
