@@ -13,8 +13,7 @@ import numpy as np
 from pax_export._foundations import tables
 from pax_export._foundations.types import PyTree
 from pax_export.core import Module, named_leaves
-from pax_export.inspection._export_rows import arrays_of, inspect_export
-from pax_export.inspection._inspect import inspect
+from pax_export.inspection._inspect import arrays_of, inspect, inspect_export
 from pax_export.inspection._table import Row
 
 

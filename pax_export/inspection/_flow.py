@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 import jax
+import numpy as np
 
+from pax_export._foundations.errors import InvalidArgumentError
 from pax_export._foundations.jax import needed_part
 from pax_export._foundations.jaxpr import called_program, inner_programs, interpret, walk_equations
 from pax_export._foundations.types import Equation, PyTree, TracedProgram
@@ -20,9 +24,11 @@ from pax_export.core import (
     is_node,
     module_and_value,
     path_in,
+    purecall,
     record_calls,
     with_labels,
 )
+from pax_export.export.artifact import dimensions
 from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.flops import Work, work_of
 from pax_export.export.tracing.inputs import resolve_inputs
@@ -116,6 +122,59 @@ def arrays_of_call(values: PyTree) -> list[Any]:
     """Returns the arrays among the arguments or results of a call; modules are omitted."""
     leaves = jax.tree_util.tree_leaves(values, is_leaf=is_node)
     return [leaf for leaf in leaves if isinstance(leaf, jax.ShapeDtypeStruct)]
+
+
+# --- the time of calls ------------------------------------------------------------------
+
+_LEAST_SECONDS = 0.02  # of all repetitions together
+_LEAST_REPETITIONS = 3
+
+
+def time_shares(trace: Trace) -> dict[str, float]:
+    """Time of each module, compiled and run alone on random inputs, as a share of the root's.
+
+    XLA fuses across modules, so shares need not sum to one.
+    """
+    seconds = {path: _time_call(path, call) * call.count for path, call in trace.calls.items()}
+    whole = seconds.get("") or max(seconds.values(), default=1.0)
+    return {path: each / whole for path, each in seconds.items()}
+
+
+def _time_call(path: str, call: ModuleCall) -> float:
+    leaves, tree = jax.tree_util.tree_flatten((call.module, *call.arguments))
+    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, jax.ShapeDtypeStruct)]
+
+    def run(arrays: list[Any]) -> Any:
+        arrays_with_draws = list(leaves)
+        for index, array in zip(places, arrays):
+            arrays_with_draws[index] = array
+        module, args, kwargs = jax.tree_util.tree_unflatten(tree, arrays_with_draws)
+        output = purecall(module, *args, **kwargs)
+        return [leaf for leaf in jax.tree_util.tree_leaves(output) if is_array(leaf)]
+
+    random = np.random.default_rng(0)
+    arrays = [_random_like(leaves[index], random, path) for index in places]
+    compiled = jax.jit(run).lower(arrays).compile()
+    jax.block_until_ready(compiled(arrays))
+    took: list[float] = []
+    while sum(took) < _LEAST_SECONDS or len(took) < _LEAST_REPETITIONS:
+        begin = time.perf_counter()
+        jax.block_until_ready(compiled(arrays))
+        took.append(time.perf_counter() - begin)
+    return median(took)
+
+
+def _random_like(leaf: PyTree, random: np.random.Generator, path: str) -> Any:
+    if not all(isinstance(size, int) for size in leaf.shape):
+        raise InvalidArgumentError(
+            "The time of a call can only be measured with sizes that are numbers.",
+            where=path or "(root)",
+            got=str(tuple(map(str, leaf.shape))),
+            write="pax.inspect(net, x, measure=True) with an array x",
+        )
+    if jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return jax.random.split(jax.random.key(0), leaf.shape)
+    return jax.numpy.asarray(dimensions.random_array(leaf.shape, np.dtype(leaf.dtype), random))
 
 
 # --- the data that flows between modules ----------------------------------------------

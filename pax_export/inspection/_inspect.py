@@ -1,22 +1,22 @@
-"""`inspect`: describes the modules of a net as rows."""
+"""`inspect`: describes a net, or an export, as rows."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 import os
-import time
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import jax
 import numpy as np
 
 from pax_export._foundations.errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export._foundations.optional import require
 from pax_export._foundations.types import PyTree
 from pax_export.core import (
     ROLES,
@@ -30,18 +30,22 @@ from pax_export.core import (
     join_path,
     named_modules,
     named_roles,
-    purecall,
 )
-from pax_export.export.artifact import dimensions
+from pax_export.export.artifact import foreign
+from pax_export.export.artifact.report import (
+    ArrayInfo,
+    SignatureInfo,
+    VariableInfo,
+    read_report,
+)
 from pax_export.export.tracing.exportable import ExportLeaf as Exported
 from pax_export.export.tracing.flops import Work, count_value, plain_count
 from pax_export.export.tracing.models import make_exportable, unbind
 from pax_export.inspection._drawing import function_of
-from pax_export.inspection._export_rows import inspect_export
 from pax_export.inspection._flow import (
-    ModuleCall,
     Trace,
     arrays_of_call,
+    time_shares,
     trace_call,
     traced_as_one,
 )
@@ -308,56 +312,121 @@ def leaves_of(net: Module) -> list[NetArray]:
     ]
 
 
-_LEAST_SECONDS = 0.02  # of all repetitions together
-_LEAST_REPETITIONS = 3
+# --- exports, read as data without loading them ------------------------------------------
+
+_STEP = re.compile(r"\[['\"]?([^\]'\"]+)['\"]?\]")
+_VALUE = "VARIABLE_VALUE"
+_OBJECTS = "_CHECKPOINTABLE_OBJECT_GRAPH"
 
 
-def time_shares(trace: Trace) -> dict[str, float]:
-    """Time of each module, compiled and run alone on random inputs, as a share of the root's.
-
-    XLA fuses across modules, so shares need not sum to one.
-    """
-    seconds = {path: _time_call(path, call) * call.count for path, call in trace.calls.items()}
-    whole = seconds.get("") or max(seconds.values(), default=1.0)
-    return {path: each / whole for path, each in seconds.items()}
-
-
-def _time_call(path: str, call: ModuleCall) -> float:
-    leaves, tree = jax.tree_util.tree_flatten((call.module, *call.arguments))
-    places = [i for i, leaf in enumerate(leaves) if _is_array(leaf)]
-
-    def run(arrays: list[Any]) -> Any:
-        arrays_with_draws = list(leaves)
-        for index, array in zip(places, arrays):
-            arrays_with_draws[index] = array
-        module, args, kwargs = jax.tree_util.tree_unflatten(tree, arrays_with_draws)
-        output = purecall(module, *args, **kwargs)
-        return [leaf for leaf in jax.tree_util.tree_leaves(output) if _is_array(leaf)]
-
-    random = np.random.default_rng(0)
-    arrays = [_random_like(leaves[index], random, path) for index in places]
-    compiled = jax.jit(run).lower(arrays).compile()
-    jax.block_until_ready(compiled(arrays))
-    took: list[float] = []
-    while sum(took) < _LEAST_SECONDS or len(took) < _LEAST_REPETITIONS:
-        begin = time.perf_counter()
-        jax.block_until_ready(compiled(arrays))
-        took.append(time.perf_counter() - begin)
-    return median(took)
+def inspect_export(path: Path) -> Inspection:
+    """A row for the export, for each signature of several, and for each array."""
+    if foreign.is_foreign(path):
+        found: Any = foreign.describe(path)
+        calls = {
+            key: {name: _named_texts(arrays) for name, arrays in each.items()}
+            for key, each in found.signatures.items()
+        }
+        return Inspection(tuple(_make_rows(found, "SavedModel", calls)))
+    report = read_report(path)
+    uncounted = {each for signature in report.signatures.values() for each in signature.uncounted}
+    calls = {key: _call_fields(each) for key, each in report.signatures.items()}
+    return Inspection(tuple(_make_rows(report, report.model, calls)), tuple(sorted(uncounted)))
 
 
-def _is_array(leaf: object) -> bool:
-    return hasattr(leaf, "shape") and hasattr(leaf, "dtype")
-
-
-def _random_like(leaf: PyTree, random: np.random.Generator, path: str) -> Any:
-    if not all(isinstance(size, int) for size in leaf.shape):
-        raise InvalidArgumentError(
-            "The time of a call can only be measured with sizes that are numbers.",
-            where=path or "(root)",
-            got=str(tuple(map(str, leaf.shape))),
-            write="pax.inspect(net, x, measure=True) with an array x",
+def _make_rows(found: PyTree, title: str, calls: Mapping[str, Mapping[str, Any]]) -> Iterator[Row]:
+    """Yields the rows of an export; `calls` are the columns about each signature."""
+    only = [*calls.values()] if len(calls) == 1 else [{}]
+    trained = {variable.name for variable in found.variables if _is_trained(variable)}
+    counted = trained or {variable.name for variable in found.variables}  # the file may not say
+    yield Row(
+        path="",
+        kind="module",
+        class_name=title,
+        mode="eval",
+        dtype=",".join(dict.fromkeys(variable.dtype for variable in found.variables)),
+        role="trainable" if trained else "",
+        parameters=sum(_count_elements(each) for each in found.variables if each.name in counted),
+        bytes=found.variable_bytes,
+        **only[0],
+    )
+    if len(calls) > 1:
+        for key, fields in calls.items():
+            yield Row(key, "signature", 1, **fields)
+    for variable in found.variables:
+        yield Row(
+            path=leaf_path(variable),
+            kind="array",
+            depth=1,
+            shape=tuple(variable.shape),
+            dtype=variable.dtype,
+            role="trainable" if variable.name in trained else "",
+            parameters=_count_elements(variable) if variable.name in counted else 0,
+            bytes=variable.bytes,
         )
-    if jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        return jax.random.split(jax.random.key(0), leaf.shape)
-    return jax.numpy.asarray(dimensions.random_array(leaf.shape, np.dtype(leaf.dtype), random))
+
+
+def _is_trained(variable: VariableInfo) -> bool:
+    """Whether training changes it; other arrays are state or frozen, which a file does not say."""
+    return variable.parameter or variable.trainable
+
+
+def _call_fields(signature: SignatureInfo) -> dict[str, Any]:
+    """The columns of a row about a call."""
+    return {
+        "inputs": _named_texts(signature.inputs),
+        "outputs": _named_texts(signature.outputs),
+        "flops": signature.flops,
+        "transcendentals": signature.transcendentals,
+        "computed_in": signature.computed_in,
+    }
+
+
+def leaf_path(variable: VariableInfo) -> str:
+    """Returns the path of the leaf of a variable; for another program's export, its name."""
+    if not variable.leaves:
+        return variable.name
+    return _STEP.sub(r".\1", variable.leaves[0]).lstrip(".")
+
+
+def _named_texts(arrays: tuple[ArrayInfo, ...]) -> tuple[str, ...]:
+    return tuple(f"{each.name}: {each.dtype}[{','.join(map(str, each.shape))}]" for each in arrays)
+
+
+def _count_elements(variable: VariableInfo) -> int:
+    size = 1
+    for each in variable.shape:
+        size *= max(each, 0)
+    return size
+
+
+def arrays_of(path: Path) -> Mapping[str, Any]:
+    """The arrays of an export that keeps them by name, by the paths of their leaves."""
+    if foreign.is_foreign(path):
+        return _saved_variables(path)
+    report = read_report(path)
+    paths = {variable.name: leaf_path(variable) for variable in report.variables}
+    stored: Mapping[str, Any] = {}
+    if report.target == "saved_model":
+        stored = _saved_variables(path)
+    elif (path / "weights.safetensors").is_file():
+        opened = require("safetensors", "stablehlo", "inspect").safe_open
+        with opened(path / "weights.safetensors", framework="flax") as file:
+            stored = {name: np.asarray(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118
+    return {paths.get(name, name): array for name, array in stored.items()}
+
+
+def _saved_variables(path: Path) -> dict[str, Any]:
+    """The variables of a SavedModel by their names."""
+    train = require("tensorflow.train", "tensorflow", "inspect")
+    graphs = require("tensorflow.core.protobuf.trackable_object_graph_pb2", "tensorflow", "inspect")
+    with foreign.unreadable_as_error(path):
+        reader = train.load_checkpoint(str(path / "variables" / "variables"))
+        graph = graphs.TrackableObjectGraph()
+        graph.ParseFromString(reader.get_tensor(_OBJECTS))
+        return {
+            each.full_name: reader.get_tensor(each.checkpoint_key)
+            for node in graph.nodes
+            for each in node.attributes
+            if each.name == _VALUE
+        }

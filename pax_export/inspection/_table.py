@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pax_export._foundations.files import atomic, own_files
 from pax_export._foundations.tables import RowsByPath, aligned, bytes_text
@@ -129,11 +129,25 @@ class Inspection(RowsByPath[Row]):
             depth: how many levels are shown; None shows all.
             arrays: whether arrays have lines of their own.
         """
-        return format_table(self.rows, self.uncounted, depth, arrays)
+        picked = [
+            row
+            for row in self.rows
+            if (arrays or row.kind == "module") and (depth is None or row.depth <= depth)
+        ]
+        shown = [column for column in COLUMNS if any(column.text(row) for row in picked)]
+        lines = [[column.title for column in shown]]
+        lines += [[column.text(row) for column in shown] for row in picked]
+        right = [column.is_right for column in shown]
+        return "\n".join([*aligned(lines, right), "", *_totals(self)])
 
     def to_html(self) -> str:
         """Returns a complete HTML page without external resources."""
-        return html_page(self.rows, self.uncounted)
+        title = escape(self.rows[0].class_name)
+        return (
+            f'<!doctype html>\n{_MARK}\n<html lang="en"><head><meta charset="utf-8">'
+            f"<title>{title}</title></head>\n<body>\n<h1>{title}</h1>\n"
+            f"{self._repr_html_()}\n</body></html>\n"
+        )
 
     def save_html(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Writes the page to a file, atomically.
@@ -153,33 +167,62 @@ class Inspection(RowsByPath[Row]):
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        return html_fragment(self.rows, self.uncounted)
+        shown = [column for column in COLUMNS if any(map(column.text, self.rows))]
+        tracks = " ".join(column.grid_track(self.rows) for column in shown)
+        width = sum(column.width(self.rows) + _GAP for column in shown)
+        head = "".join(
+            f'<span class="{"number" if column.is_right else ""}">{column.title}</span>'
+            for column in shown
+        )
+        body = "\n".join(_nest_rows(self.rows, shown))
+        lines = "<br>".join(map(escape, _totals(self)))
+        return (
+            f'<div class="pax-inspect" style="--pax-columns: {tracks}; --pax-width: {width:.1f}em">'
+            f"<style>{_STYLE}</style>\n"
+            f'<div class="row head">{head}</div>\n{body}\n<p>{lines}</p></div>'
+        )
 
 
-Column = tuple[str, Callable[[Row], str], bool]  # its title, its text, whether it is aligned right
+class Column(NamedTuple):
+    """A column of the table."""
+
+    title: str
+    text: Callable[[Row], str]
+    is_right: bool = False
+
+    def width(self, rows: Sequence[Row]) -> float:
+        """The width of the longest cell, or of the title's longest word; each row is a grid."""
+        cells = (_DIGIT if self.is_right else _LETTER) * max(len(self.text(row)) for row in rows)
+        return max(_BOLD * max(map(len, self.title.split())), cells)
+
+    def grid_track(self, rows: Sequence[Row]) -> str:
+        """Returns a grid column; on a narrow page long columns share the remaining width."""
+        width = self.width(rows)
+        if width <= _SHORT * _DIGIT:
+            return f"{width:.1f}em"
+        pieces = (len(each) for row in rows for each in _BREAKS.sub(" ", self.text(row)).split())
+        least = min(max(4.0, _LETTER * max(pieces)), 6.0)  # few lines break in a word
+        return f"minmax({least:.1f}em, {width:.1f}fr)"
+
+    def cell_html(self, row: Row) -> str:
+        """Returns the cell of a row."""
+        kind = "number" if self.is_right else self.title.replace(" ", "-")
+        content = escape(self.text(row))
+        if not self.is_right or "*" in content:
+            kind += " formula" if self.is_right else ""
+            content = _BREAKS.sub("<wbr>", content)
+        if self.title == "path":
+            indent = f' style="padding-left: {row.depth * 1.2:g}em"'
+            code = f'<code title="{escape(row.path or "(root)")}">{content.strip()}</code>'
+            return f'<span class="{kind}"{indent}>{code}</span>'
+        return f'<span class="{kind}">{content}</span>'
 
 
-def format_table(
-    rows: Sequence[Row], uncounted: Sequence[str], depth: int | None, arrays: bool
-) -> str:
-    """Aligned non-empty columns, and a line of totals."""
-    picked = [
-        row
-        for row in rows
-        if (arrays or row.kind == "module") and (depth is None or row.depth <= depth)
-    ]
-    shown = [column for column in COLUMNS if any(column[1](row) for row in picked)]
-    lines = [[title for title, _, _ in shown]]
-    lines += [[text(row) for _, text, _ in shown] for row in picked]
-    text = aligned(lines, (numbers for _, _, numbers in shown))
-    return "\n".join([*text, "", *sum_rows(rows, uncounted)])
-
-
-def sum_rows(rows: Sequence[Row], uncounted: Sequence[str]) -> Iterator[str]:
+def _totals(found: Inspection) -> Iterator[str]:
     """Returns the totals of the model, and what they exclude."""
-    root = rows[0]
+    root = found.rows[0]
     parts = {"trainable": 0, "frozen": 0, "state": 0, "": 0}
-    for row in rows:
+    for row in found.rows:
         if row.kind == "array":
             parts[row.role] += math.prod(row.shape or ())
     line = f"{root.parameters:,} parameters"
@@ -193,13 +236,13 @@ def sum_rows(rows: Sequence[Row], uncounted: Sequence[str]) -> Iterator[str]:
         line += f", {parts['']:,} other elements"
     line += f", {bytes_text(root.bytes)}"
     if root.flops is not None:
-        line += f"; {count_text(root.flops)} FLOPs a call"
+        line += f"; {_count_text(root.flops)} FLOPs a call"
     yield line
-    if uncounted:
-        yield f"not counted: {', '.join(uncounted)}"
+    if found.uncounted:
+        yield f"not counted: {', '.join(found.uncounted)}"
 
 
-def count_text(count: int | str | None) -> str:
+def _count_text(count: int | str | None) -> str:
     """Formats a count with separators; a formula stays unchanged."""
     return f"{count:,}" if isinstance(count, int) else count or ""
 
@@ -216,19 +259,19 @@ def _class_text(row: Row) -> str:
 
 
 COLUMNS: tuple[Column, ...] = (
-    ("path", _path_text, False),
-    ("class", _class_text, False),
-    ("in", lambda row: " ".join(row.inputs), False),
-    ("out", lambda row: " ".join(row.outputs), False),
-    ("calls", lambda row: str(row.calls) if row.calls > 1 else "", True),
-    ("dtype", lambda row: row.dtype if row.kind == "module" else "", False),
-    ("computed in", lambda row: row.computed_in if row.computed_in != row.dtype else "", False),
-    ("role", lambda row: row.role, False),
-    ("declared", lambda row: row.declared if row.kind == "module" else "", False),
-    ("parameters", lambda row: f"{row.parameters:,}" if row.parameters else "", True),
-    ("bytes", lambda row: bytes_text(row.bytes) if row.bytes else "", True),
-    ("flops", lambda row: count_text(row.flops), True),
-    ("time", lambda row: "" if row.time_share is None else f"{row.time_share:.1%}", True),
+    Column("path", _path_text),
+    Column("class", _class_text),
+    Column("in", lambda row: " ".join(row.inputs)),
+    Column("out", lambda row: " ".join(row.outputs)),
+    Column("calls", lambda row: str(row.calls) if row.calls > 1 else "", True),
+    Column("dtype", lambda row: row.dtype if row.kind == "module" else ""),
+    Column("computed in", lambda row: row.computed_in if row.computed_in != row.dtype else ""),
+    Column("role", lambda row: row.role),
+    Column("declared", lambda row: row.declared if row.kind == "module" else ""),
+    Column("parameters", lambda row: f"{row.parameters:,}" if row.parameters else "", True),
+    Column("bytes", lambda row: bytes_text(row.bytes) if row.bytes else "", True),
+    Column("flops", lambda row: _count_text(row.flops), True),
+    Column("time", lambda row: "" if row.time_share is None else f"{row.time_share:.1%}", True),
 )
 
 
@@ -258,51 +301,6 @@ _STYLE = """
 """
 
 
-def html_page(rows: Sequence[Row], uncounted: Sequence[str]) -> str:
-    """Returns a whole HTML page."""
-    title = escape(rows[0].class_name)
-    return (
-        f'<!doctype html>\n{_MARK}\n<html lang="en"><head><meta charset="utf-8">'
-        f"<title>{title}</title></head>\n<body>\n<h1>{title}</h1>\n"
-        f"{html_fragment(rows, uncounted)}\n"
-        "</body></html>\n"
-    )
-
-
-def html_fragment(rows: Sequence[Row], uncounted: Sequence[str]) -> str:
-    """Returns the HTML for notebooks."""
-    shown = [column for column in COLUMNS if any(column[1](row) for row in rows)]
-    columns = " ".join(_grid_track(column, rows) for column in shown)
-    width = sum(_column_width(column, rows) + _GAP for column in shown)
-    head = "".join(
-        f'<span class="{"number" if right else ""}">{title}</span>' for title, _, right in shown
-    )
-    body = "\n".join(_nest_rows(rows, shown))
-    lines = "<br>".join(map(escape, sum_rows(rows, uncounted)))
-    return (
-        f'<div class="pax-inspect" style="--pax-columns: {columns}; --pax-width: {width:.1f}em">'
-        f"<style>{_STYLE}</style>\n"
-        f'<div class="row head">{head}</div>\n{body}\n<p>{lines}</p></div>'
-    )
-
-
-def _column_width(column: Column, rows: Sequence[Row]) -> float:
-    """The width of the longest cell, or of the title's longest word; each row is a grid."""
-    title, text, right = column
-    cells = (_DIGIT if right else _LETTER) * max(len(text(row)) for row in rows)
-    return max(_BOLD * max(map(len, title.split())), cells)
-
-
-def _grid_track(column: Column, rows: Sequence[Row]) -> str:
-    """Returns a grid column; on a narrow page long columns share the remaining width."""
-    width = _column_width(column, rows)
-    if width <= _SHORT * _DIGIT:
-        return f"{width:.1f}em"
-    pieces = (len(each) for row in rows for each in _BREAKS.sub(" ", column[1](row)).split())
-    least = min(max(4.0, _LETTER * max(pieces)), 6.0)  # few lines break in a word
-    return f"minmax({least:.1f}em, {width:.1f}fr)"
-
-
 def _nest_rows(rows: Sequence[Row], shown: list[Column]) -> Iterator[str]:
     """A `details` for each module, around the rows below it."""
     depths: list[int] = []
@@ -310,7 +308,7 @@ def _nest_rows(rows: Sequence[Row], shown: list[Column]) -> Iterator[str]:
         while depths and depths[-1] >= row.depth:
             depths.pop()
             yield "</details>"
-        cells = _row_cells(row, shown)
+        cells = "".join(column.cell_html(row) for column in shown)
         if row.kind == "array":
             yield f'<div class="row array {row.role}">{cells}</div>'
         else:
@@ -319,23 +317,6 @@ def _nest_rows(rows: Sequence[Row], shown: list[Column]) -> Iterator[str]:
             yield f"<details{mark}><summary>{line}</summary>"
             depths.append(row.depth)
     yield from ["</details>"] * len(depths)
-
-
-def _row_cells(row: Row, shown: list[Column]) -> str:
-    return "".join(_cell_html(row, *column) for column in shown)
-
-
-def _cell_html(row: Row, title: str, text: Callable[[Row], str], right: bool) -> str:
-    kind = "number" if right else title.replace(" ", "-")
-    content = escape(text(row))
-    if not right or "*" in content:
-        kind += " formula" if right else ""
-        content = _BREAKS.sub("<wbr>", content)
-    if title == "path":
-        indent = f' style="padding-left: {row.depth * 1.2:g}em"'
-        whole = escape(text(row).strip(), quote=True)
-        return f'<span class="{kind}"{indent}><code title="{whole}">{content.strip()}</code></span>'
-    return f'<span class="{kind}">{content}</span>'
 
 
 def save_marked(text: str, path: Path, mark: str, overwrite: bool) -> Path:

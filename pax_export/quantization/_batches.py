@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,11 +17,11 @@ import numpy as np
 from pax_export._foundations.errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._foundations.types import Array, PyTree
 from pax_export.core import Module, StateModule
-from pax_export.precision.quantized import OutputRange, StaticInputs, apart, scale_of_range
+from pax_export.export.validation.integers import apart
+from pax_export.precision.quantized import OutputRange, StaticInputs, scale_of_range
 from pax_export.quantization._report import Difference
-
-#: A module, or parameters and their function.
-Net: TypeAlias = Module | tuple[Any, Callable[..., Any]]
+from pax_export.quantization._rounding import InputMoments
+from pax_export.quantization._weights import Net
 
 _WHERE = "quantize(batches=...)"
 _WRITE = "a list of what the net is called with: an array for each batch, or a tuple of them"
@@ -178,7 +178,7 @@ class _Samples:
         self.ranges: dict[int, tuple[float, float]] = {}
         self.outputs: dict[int, np.ndarray] = {}
 
-    def __call__(self, number: Array, x: Array) -> None:
+    def see_inputs(self, number: Array, x: Array) -> None:
         flat = np.asarray(x, np.float32).reshape(-1)
         low, high = self.ranges.get(int(number), (0.0, 0.0))
         self.ranges[int(number)] = min(low, float(flat.min())), max(high, float(flat.max()))
@@ -191,7 +191,7 @@ class _Samples:
         self.outputs[int(number)] = np.minimum(known, np.asarray(ends, np.float32))
 
 
-_recorders: dict[int, Any] = {}
+_recorders: dict[int, _Samples | InputMoments] = {}
 
 
 class _Observed(StateModule):
@@ -203,22 +203,18 @@ class _Observed(StateModule):
         self.token = token
 
     def rounded(self, x: Array, axes: Sequence[int]) -> Any:
-        jax.debug.callback(partial(_record, self.token), self.number, x)
+        jax.debug.callback(partial(_record, self.token, "see_inputs"), self.number, x)
         return x
 
     def bounded(self, y: Array, axis: int) -> Any:
         others = tuple(each for each in range(y.ndim) if each != axis % y.ndim)
         ends = jnp.stack([y.min(others), -y.max(others)])
-        jax.debug.callback(partial(_record_ends, self.token), self.number, ends)
+        jax.debug.callback(partial(_record, self.token, "see_outputs"), self.number, ends)
         return y
 
 
-def _record(token: int, number: Array, x: Array) -> None:
-    _recorders[token](number, x)
-
-
-def _record_ends(token: int, number: Array, ends: Array) -> None:
-    _recorders[token].see_outputs(number, ends)
+def _record(token: int, method: str, number: Array, x: Array) -> None:
+    getattr(_recorders[token], method)(number, x)
 
 
 def static_ranges(
@@ -250,12 +246,12 @@ def observe(
     arrays: Mapping[str, tuple[Any, int]],
     rebuilt: Callable[[Mapping[str, Any]], Callable[..., Any]],
     calls: Sequence[tuple[Any, ...]],
-    collect: Callable[[Array, Array], None],
+    recorder: _Samples | InputMoments,
     outputs: bool = False,
 ) -> dict[str, np.ndarray]:
-    """Calls the net, and hands the inputs of products to `collect`, each with its number.
+    """Calls the net, and shows the inputs of products to a recorder, each with its number.
 
-    With `outputs` it also hands the ranges of convolutions' outputs to its `see_outputs`.
+    With `outputs` it also shows the ranges of convolutions' outputs.
 
     Returns:
         The numbers of each weight: one, or one for each layer of a scan.
@@ -271,7 +267,7 @@ def observe(
             outputs=_Observed(jnp.asarray(own), token) if outputs else None,
         )
         count += size
-    _recorders[token] = collect
+    _recorders[token] = recorder
     try:
         call = rebuilt(observed)
         for batch in calls:

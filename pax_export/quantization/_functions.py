@@ -1,4 +1,4 @@
-"""Calls and gradients of quantized weights: functions, and training with rounding."""
+"""Functions of params that may be quantized: their weights, and products with these."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import contextlib
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from pax_export._foundations.errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._foundations.jax import run_inside, scan_operands
 from pax_export._foundations.jaxpr import (
     bind_equation,
@@ -21,12 +22,12 @@ from pax_export._foundations.jaxpr import (
     interpret,
 )
 from pax_export._foundations.types import Array, Equation, PyTree, TracedProgram
-from pax_export.core import Module, ParameterModule, is_array
+from pax_export.core import Selector, is_array
 from pax_export.export.tracing.exportable import CALL
 from pax_export.export.tracing.models import form_of
-from pax_export.precision.quantized import ArrayLike, Form, QuantizedArray, quantized_dot, rows
+from pax_export.precision.quantized import ArrayLike, QuantizedArray, quantized_dot, rows
 from pax_export.quantization._batches import called
-from pax_export.quantization._rounding import QuantizableArray, rounded, targets_of_tree
+from pax_export.quantization._weights import QuantizableArray, targets_of_tree
 
 
 class QuantizedFunction:
@@ -72,12 +73,60 @@ def _is_quantized(leaf: object) -> bool:
     return isinstance(leaf, ArrayLike)
 
 
-def pair_of(net: PyTree) -> tuple[Any, QuantizedFunction]:
-    """Returns the params and the function of a model of another framework, or of a pair.
+class WeightsOfFunction:
+    """The arrays of params that a function multiplies or looks up rows of: see `WeightsOfModule`.
 
     Raises:
-        InvalidArgumentTypeError: if `net` is not a model.
+        InvalidArgumentTypeError: not a model, or parts of one are chosen.
+        InvalidArgumentError: it has no arrays, or its products are unknown without a call.
     """
+
+    def __init__(self, net: object, at: Selector, calls: Sequence[Sequence[Any]] | None):
+        has_function = isinstance(net, tuple) and len(net) == 2 and callable(net[1])
+        params, function = _pair_of(net)
+        if at is not None:
+            raise InvalidArgumentTypeError(
+                "Only modules of pax_export have parts to quantize.",
+                where="quantize(at=...)",
+                got=f"{type(net).__name__} with at={at!r}"[:200],
+                write="quantize(net, batches), or quantize(module, at=...)",
+            )
+        if not any(map(is_array, jax.tree_util.tree_leaves(params))):
+            raise InvalidArgumentError(
+                "A function without params has no weights to quantize.",
+                where="quantize(net)",
+                got=f"the function {getattr(function, '__name__', '')}",
+                write="a module, a model of another framework, or (params, function)",
+            )
+        if calls is None and not has_function:
+            raise InvalidArgumentError(
+                "A third-party model requires batches.",
+                where="quantize(batches=...)",
+                got=f"{type(net).__name__} without batches",
+                write="quantize(net, [x])",
+            )
+        of_call = None if calls is None else _targets_of_call(params, function, calls[0])
+        self.whole, self.targets = (params, function), list(of_call or targets_of_tree(params))
+
+    def put(self, arrays: Mapping[str, Any]) -> tuple[Any, Callable[..., Any]]:
+        new = {id(each.weight): arrays[each.name] for each in self.targets if each.name in arrays}
+        params = jax.tree_util.tree_map(
+            lambda leaf: new.get(id(leaf), leaf), self.whole[0], is_leaf=_is_quantized
+        )
+        return self.of_leaves(params)
+
+    def of_leaves(self, tree: PyTree) -> tuple[Any, Callable[..., Any]]:
+        return tree, self.whole[1]
+
+    def sizes(self) -> dict[str, int]:
+        return {target.name: target.weight.nbytes for target in self.targets}
+
+    def others(self, done: set[str]) -> tuple[tuple[str, str], ...]:
+        return ()
+
+
+def _pair_of(net: Any) -> tuple[Any, QuantizedFunction]:
+    """Returns the params and the function of a model of another framework, or of a pair."""
     if isinstance(net, tuple) and len(net) == 2 and isinstance(net[1], QuantizedFunction):
         return net
     form = form_of(net)
@@ -125,7 +174,7 @@ class _Notes:
         self.by_name: dict[str, dict[str, Any]] = {}
 
 
-def targets_of_function(
+def _targets_of_call(
     params: PyTree, function: QuantizedFunction, batch: Sequence[Any]
 ) -> Iterator[QuantizableArray]:
     """The arrays of params, with the axes over which products of a call sum."""
@@ -301,90 +350,3 @@ _RULES: dict[str, Callable[..., Any]] = {
     "conv_general_dilated": _convolve,
     "gather": _gather,
 }
-
-
-# --- RoundedArray: a weight for quantization-aware training --------------------------------------
-
-
-class RoundedArray(ArrayLike, ParameterModule):
-    """A trainable weight whose layers compute with its quantized values.
-
-    `quantize` with ``train=True`` creates them. The gradient is that of the weight itself, without
-    rounding (straight-through), so any optimizer trains it.
-
-    Args:
-        weight: the trained array.
-        form: the format of its integers.
-        reduced: the axes that share a scale, without groups.
-        inputs: as for `QuantizedArray`; their gradients also ignore the rounding.
-        outputs: as for `QuantizedArray`.
-
-    Attributes:
-        weight: as passed.
-        form: as passed.
-        reduced: as passed.
-        inputs: as passed.
-        outputs: as passed.
-
-    Example:
-        >>> import pax_export as pax
-        >>> training, _ = pax.quantize(pax.Linear(64, 8), bits=4, train=True)
-        >>> training.weight
-        RoundedArray(float32[64,8], bits=4, group=32)
-        >>> small, _ = pax.quantize(training)
-        >>> small.weight
-        QuantizedArray(float32[64,8], bits=4, group=32)
-    """
-
-    def __init__(
-        self,
-        weight: Array,
-        form: Form,
-        reduced: tuple[int, ...],
-        inputs: Module | None = None,
-        outputs: Module | None = None,
-    ):
-        super().__init__()
-        self.weight = weight
-        self.form = form
-        self.reduced = reduced
-        self.inputs = inputs
-        self.outputs = outputs
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the weight."""
-        return self.weight.shape
-
-    @property
-    def ndim(self) -> int:
-        """The rank of the weight."""
-        return len(self.weight.shape)
-
-    @property
-    def size(self) -> int:
-        """The size of the weight."""
-        return self.weight.size
-
-    @property
-    def dtype(self) -> Any:
-        """The dtype of the weight."""
-        return self.weight.dtype
-
-    @property
-    def nbytes(self) -> int:
-        """The number of bytes of the weight."""
-        return self.weight.nbytes
-
-    def quantized(self) -> QuantizedArray:
-        """Returns the integers of the current weight."""
-        result = rounded(jnp.asarray(self.weight), self.form, self.reduced)
-        return result.replace(inputs=self.inputs, outputs=self.outputs)
-
-    def dequantized(self) -> jax.Array:
-        """Returns the quantized values, with the gradient of the weight."""
-        weight = jnp.asarray(self.weight)
-        return weight + jax.lax.stop_gradient(self.quantized().dequantized() - weight)
-
-    def _repr(self, info: dict[str, Any] | None = None) -> str:
-        return self.quantized()._repr().replace("Quantized", "Rounded")

@@ -2,38 +2,28 @@
 
 from __future__ import annotations
 
-import dataclasses
 import numbers
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 from jax.tree_util import tree_leaves, tree_map
 
 from pax_export._foundations.check import checked_choice
-from pax_export._foundations.errors import (
-    InvalidArgumentError,
-    InvalidArgumentTypeError,
-    QuantizationError,
-)
-from pax_export._foundations.types import Array
-from pax_export.adapters import apply_changes, chosen_modules
-from pax_export.core import Module, Selection, Selector, is_array, named_leaves
+from pax_export._foundations.errors import InvalidArgumentError, QuantizationError
+from pax_export._foundations.types import PyTree
+from pax_export.core import Module, Selection, Selector
 from pax_export.precision.quantized import (
     GROUP,
     ArrayLike,
     DynamicInputs,
     Form,
+    OutputRange,
     QuantizedArray,
-    dequantized,
+    StaticInputs,
 )
 from pax_export.quantization._batches import (
     METHODS,
-    Net,
     call_of,
     checked,
     compared,
@@ -41,36 +31,27 @@ from pax_export.quantization._batches import (
     observe,
     static_ranges,
 )
-from pax_export.quantization._functions import RoundedArray, pair_of, targets_of_function
-from pax_export.quantization._report import (
-    QuantizationReport,
-    QuantizedLeaf,
-    choose,
-    tree_bytes,
-)
+from pax_export.quantization._functions import WeightsOfFunction
+from pax_export.quantization._report import QuantizationReport, QuantizedLeaf, choose, tree_bytes
 from pax_export.quantization._rounding import (
     LEVELS,
     InputMoments,
-    QuantizableArray,
-    fits_halves,
-    is_matrix,
-    other_arrays,
-    rounded,
+    RoundedArray,
+    quantized,
     rounded_by_inputs,
-    targets_of_layers,
-    targets_of_tree,
-    why_not,
+)
+from pax_export.quantization._weights import (
+    Net,
+    QuantizableArray,
+    WeightsOfModule,
+    leaves_of,
 )
 
+Weights = WeightsOfModule | WeightsOfFunction
 Arrays = dict[str, QuantizedArray]
-
-
-class _Net(NamedTuple):
-    """A module, or params with their function, and its weights to be quantized."""
-
-    whole: Net
-    targets: list[QuantizableArray]
-    put: Callable[[Mapping[str, Any]], Any]  # the net with arrays in these places, by name
+Targets = dict[str, QuantizableArray]
+Calls = list[tuple[Any, ...]]
+Metric = Callable[[Any], Any]
 
 
 def quantize(
@@ -148,9 +129,8 @@ def quantize(
         (8, 10)
 
     """
-    wanted = _IntegerOptions(bits, group, scheme, rounding, budget, train)
-    few = 4 if budget is not None and scheme == "asymmetric" else bits
-    _check(wanted._replace(bits=few), activations, batches is not None)
+    options = _Options(bits, group, scheme, activations, rounding, budget, train)
+    options.check(batches is not None, metric is not None)
     calls = None if batches is None else checked(batches)
     if isinstance(net, Selection):
         if at is not None:
@@ -161,20 +141,14 @@ def quantize(
                 write="quantize(net.at(...)), or quantize(net, at=...)",
             )
         net, at = net.root, net
-    found = _of_module(net, at) if isinstance(net, Module) else _of_pair(net, at, calls)
-    before = found.whole
-    arrays, targets, left = _trained_and_others(found, wanted)
+    is_module = isinstance(net, Module)
+    weights = WeightsOfModule(net, at) if is_module else WeightsOfFunction(net, at, calls)
+    before = weights.whole
+    arrays, targets, left = _trained_and_others(weights, options)
+    of_weights, sensitivity = _chosen_bits(weights, targets, options, calls, metric)
     fallbacks: dict[str, str] = {}
-    sensitivity: Mapping[str, float] = {}
-    of_weights = dict.fromkeys(targets, bits)
-    if budget is not None:
-        _check_budget(budget, calls, metric, bits, group, scheme)
-        lost = _loss(before, calls, metric)
-        rounded = lambda target, bits: _quantized(target, bits, None, scheme)[0]  # noqa: E731
-        chosen = choose(_arrays(before), list(targets.values()), rounded, lost, budget)
-        of_weights, sensitivity = chosen
     for name, target in targets.items():
-        arrays[name], why = _quantized(target, of_weights[name], group, scheme)
+        arrays[name], why = quantized(target, of_weights[name], group, scheme)
         fallbacks |= {name: why} if why else {}
     if not arrays:
         raise InvalidArgumentError(
@@ -184,77 +158,110 @@ def quantize(
             or repr(before)[:100],
             write="a net with Linear, Embed or convolutions, or (params, function)",
         )
-    corrected = _by_inputs(found, targets, arrays, calls or []) if rounding == "gptq" else {}
+    corrected = _by_inputs(weights, targets, arrays, calls or []) if rounding == "gptq" else {}
     arrays |= corrected
-    plain, missing, weights_alone = arrays, dict.fromkeys(arrays, ""), None
+
+    def built(arrays: Arrays) -> Net:
+        return weights.put(_trainable(targets, arrays) if train else arrays)
+
+    float_inputs, missing = arrays, {}
     if activations is not None:
-        arrays, missing = _with_inputs(found, arrays, calls or [], activations)
-        fallbacks = missing | fallbacks
-
-    def built(arrays: Arrays) -> Any:
-        return found.put({name: _trainable(targets[name], each) for name, each in arrays.items()}
-                         if train else arrays)  # fmt: skip
-
+        arrays, missing = _with_inputs(weights, arrays, calls or [], activations)
     small = built(arrays)
-    if activations is not None and calls is not None:
-        weights_alone = compared(call_of(before), call_of(built(plain)), calls)
-    if isinstance(before, Module):
-        known = {target.name for target, _ in targets_of_layers([("", before)])}
-        for name, why in other_arrays(before, {*arrays, *left}):
-            left[name] = "not chosen" if name in known else why
-    sizes = _sizes(found)
+    found = weights_alone = None
+    if calls is not None:
+        found = compared(call_of(before), call_of(small), calls)
+        if activations is not None:
+            weights_alone = compared(call_of(before), call_of(built(float_inputs)), calls)
+    left |= weights.others({*arrays, *left})
+    sizes = weights.sizes()
     report = QuantizationReport(
         tuple(
-            dataclasses.replace(
-                _leaf(target, arrays[target.name]),
-                sensitivity=sensitivity.get(target.name),
-                rounding="gptq" if target.name in corrected else "nearest",
-                activations=None if target.name in missing else activations,
+            QuantizedLeaf.of(
+                target,
+                arrays[name],
+                sensitivity=sensitivity.get(name),
+                activations=None if name in missing else activations,
+                rounding="gptq" if name in corrected else "nearest",
             )
-            for target in found.targets
-            if target.name in arrays
+            for target in weights.targets
+            if (name := target.name) in arrays
         ),
         {name: left[name] for name in sorted(left, key=lambda name: -sizes.get(name, 0))},
-        fallbacks,
-        tree_bytes(tree_leaves(_arrays(before))),
-        tree_bytes(tree_leaves(_arrays(small))),
-        None if metric is None else (_measured(metric, before), _measured(metric, small)),
-        None if calls is None else compared(call_of(before), call_of(small), calls),
+        missing | fallbacks,
+        tree_bytes(tree_leaves(leaves_of(before))),
+        tree_bytes(tree_leaves(leaves_of(small))),
+        None if metric is None else (float(metric(before)), float(metric(small))),
+        found,
         weights_alone,
         kept_bytes={name: sizes.get(name, 0) for name in left},
     )
     return small, report
 
 
-def _sizes(net: _Net) -> dict[str, int]:
-    if not isinstance(net.whole, Module):
-        return {target.name: target.weight.nbytes for target in net.targets}
-    return {name: leaf.nbytes for name, leaf in named_leaves(net.whole) if is_array(leaf)}
-
-
-class _IntegerOptions(NamedTuple):
-    """The options that decide what integers become."""
+@dataclass(frozen=True)
+class _Options:
+    """The options of all weights."""
 
     bits: int
     group: int | None
     scheme: str
+    activations: str | None
     rounding: str
     budget: float | None
     train: bool
 
-    def asks_for_others(self, form: Form) -> bool:
+    def check(self, has_batches: bool, has_metric: bool) -> None:
+        """Raises for options that there are not, or that exclude each other."""
+        bits, group, scheme = self.bits, self.group, self.scheme
+        if self.budget is not None and bits == 8 and scheme == "asymmetric":
+            bits = 4  # of the weights that the budget allows it
+        is_known = isinstance(scheme, str) and (scheme, bits) in LEVELS
+        if not is_known or group not in (None, GROUP) or (group and scheme == "float"):
+            raise InvalidArgumentError(
+                "There are no integers with these bits, groups and scheme.",
+                where="quantize(bits, group, scheme)",
+                got=f"bits={bits!r}, group={group!r}, scheme={scheme!r}",
+                write=" or ".join(f"bits={bits}, scheme={scheme!r}" for scheme, bits in LEVELS)
+                + f"; group=None, or {GROUP} for integers",
+            )
+        checked_choice(self.rounding, ("nearest", "gptq"), "quantize(rounding=...)")
+        if self.activations is not None:
+            checked_choice(self.activations, METHODS, "quantize(activations=...)")
+        is_gptq = self.rounding == "gptq"
+        needs_batches = is_gptq or self.activations not in (None, "dynamic")
+        if (needs_batches and not has_batches) or (is_gptq and self.train):
+            raise InvalidArgumentError(
+                "Static scales and GPTQ require batches, and GPTQ is not for training.",
+                where="quantize(batches=...)",
+                got="train=True" if has_batches else "no batches",
+                write="quantize(net, [x], ...); activations='dynamic'",
+            )
+        if self.budget is None:
+            return
+        is_number = isinstance(self.budget, numbers.Real) and self.budget >= 0
+        is_other = self.bits != 8 or group is not None or scheme == "float"
+        if not is_number or is_other or not (has_batches or has_metric):
+            raise InvalidArgumentError(
+                "A budget requires batches or a metric, and chooses the bits itself.",
+                where="quantize(budget=...)",
+                got=f"budget={self.budget!r}, bits={bits}, group={group}, scheme={scheme!r}",
+                write="quantize(net, batches, budget=0.01), "
+                "or quantize(net, metric=..., budget=0.01)",
+            )
+
+    def ask_for_others(self, form: Form) -> bool:
         """Whether they ask for other integers than those of a trained weight."""
         new = self.train or self.rounding != "nearest" or self.budget is not None
         like = ((8, form.bits), (None, form.group), ("symmetric", form.scheme))
-        return new or any(own not in known for own, known in zip(self[:3], like))
+        own = self.bits, self.group, self.scheme
+        return new or any(each not in known for each, known in zip(own, like))
 
 
-def _trained_and_others(
-    net: _Net, wanted: _IntegerOptions
-) -> tuple[Arrays, dict[str, QuantizableArray], dict[str, str]]:
+def _trained_and_others(net: Weights, options: _Options) -> tuple[Arrays, Targets, dict[str, str]]:
     """The arrays of rounded weights, the weights to be quantized, and why others are not."""
     arrays: Arrays = {}
-    targets: dict[str, QuantizableArray] = {}
+    targets: Targets = {}
     left: dict[str, str] = {}
     for target in net.targets:
         if isinstance(target.weight, QuantizedArray):
@@ -266,7 +273,7 @@ def _trained_and_others(
                 "quantization.dequantize(net) first",
             )
         if isinstance(target.weight, RoundedArray):
-            if wanted.asks_for_others(target.weight.form):
+            if options.ask_for_others(target.weight.form):
                 raise QuantizationError(
                     "The integers of this weight are trained, and stay as they are.",
                     where=target.name,
@@ -274,26 +281,48 @@ def _trained_and_others(
                     write="quantize(net) of the trained net, or these options for the net before",
                 )
             arrays[target.name] = target.weight.quantized()
-        elif why := why_not(target):
+        elif why := target.why_not():
             left[target.name] = why
         else:
             targets[target.name] = target
     return arrays, targets, left
 
 
-def _trainable(target: QuantizableArray, array: QuantizedArray) -> RoundedArray:
-    return RoundedArray(target.weight, array.form, target.reduced, array.inputs, array.outputs)
+def _trainable(targets: Targets, arrays: Arrays) -> dict[str, RoundedArray]:
+    return {
+        name: RoundedArray(
+            targets[name].weight, each.form, targets[name].reduced, each.inputs, each.outputs
+        )
+        for name, each in arrays.items()
+    }
 
 
-def _by_inputs(
-    net: _Net, targets: Mapping[str, QuantizableArray], arrays: Arrays, calls: list[Any]
-) -> Arrays:
+def _chosen_bits(
+    net: Weights,
+    targets: Targets,
+    options: _Options,
+    calls: Calls | None,
+    metric: Metric | None,
+) -> tuple[Mapping[str, int], Mapping[str, float]]:
+    """The bits of each weight, and with a budget what it alone loses in 4 bits."""
+    if options.budget is None:
+        return dict.fromkeys(targets, options.bits), {}
+    if metric is None:
+        loss = loss_of_outputs(call_of(net.whole), calls or [])
+    else:
+        before = float(metric(net.whole))
+        loss = lambda tree: before - float(metric(net.of_leaves(tree)))  # noqa: E731
+    chosen = lambda target, bits: quantized(target, bits, None, options.scheme)[0]  # noqa: E731
+    return choose(leaves_of(net.whole), list(targets.values()), chosen, loss, options.budget)
+
+
+def _by_inputs(net: Weights, targets: Targets, arrays: Arrays, calls: Calls) -> Arrays:
     """The arrays that are rounded for the inputs of their products."""
-    in_8_bits = {name: _quantized(target, 8)[0] for name, target in targets.items()}
+    in_8_bits = {name: quantized(target, 8)[0] for name, target in targets.items()}
     near = {**arrays, **in_8_bits}  # so that inputs are nearly those of the float net
     moments = InputMoments()
     numbers = observe(
-        {name: (near[name], target.rank) for name, target in targets.items() if is_matrix(target)},
+        {name: (near[name], target.rank) for name, target in targets.items() if target.is_matrix},
         lambda observed: call_of(net.put({**near, **observed})),
         calls,
         moments,
@@ -310,14 +339,14 @@ def _by_inputs(
 
 
 def _with_inputs(
-    net: _Net, arrays: Arrays, calls: list[Any], activations: str
+    net: Weights, arrays: Arrays, calls: Calls, activations: str
 ) -> tuple[Arrays, dict[str, str]]:
     """Returns the arrays with rounded inputs; and those without, with reasons."""
-    inputs: dict[str, Any] = {name: DynamicInputs() for name in arrays}
-    outputs: dict[str, Any] = {}
+    inputs: Mapping[str, DynamicInputs | StaticInputs] = dict.fromkeys(arrays, DynamicInputs())
+    outputs: Mapping[str, OutputRange] = {}
     if activations != "dynamic":
-        of_layers = {target.name: (arrays[target.name], target.rank)
-                     for target in net.targets if target.name in arrays}  # fmt: skip
+        ranks = {target.name: target.rank for target in net.targets}
+        of_layers = {name: (each, ranks[name]) for name, each in arrays.items()}
         rebuilt = lambda observed: call_of(net.put(observed))  # noqa: E731
         inputs, outputs = static_ranges(of_layers, rebuilt, calls, activations)
     why = "its inputs stay as they are: no batch reached a product with it"
@@ -327,41 +356,7 @@ def _with_inputs(
     }, {name: why for name in arrays if name not in inputs}
 
 
-def _check_budget(
-    budget: float,
-    calls: list[Any] | None,
-    metric: Callable[[Any], Any] | None,
-    bits: int,
-    group: int | None,
-    scheme: str,
-) -> None:
-    is_number = isinstance(budget, numbers.Real) and not isinstance(budget, bool)
-    is_other = bits != 8 or group is not None or scheme == "float"
-    if (calls is None and metric is None) or is_other or not is_number or budget < 0:
-        raise InvalidArgumentError(
-            "A budget requires batches or a metric, and chooses the bits itself.",
-            where="quantize(budget=...)",
-            got=f"budget={budget!r}, bits={bits}, group={group}, scheme={scheme!r}",
-            write="quantize(net, batches, budget=0.01), or quantize(net, metric=..., budget=0.01)",
-        )
-
-
-def _loss(
-    net: Net, calls: list[Any] | None, metric: Callable[[Any], Any] | None
-) -> Callable[[Any], float]:
-    """What other arrays of a net lose, by the metric or else by the outputs."""
-    if metric is None:
-        return loss_of_outputs(call_of(net), calls or [])
-    before = _measured(metric, net)
-    whole = (lambda arrays: arrays) if isinstance(net, Module) else lambda arrays: (arrays, net[1])
-    return lambda arrays: before - _measured(metric, whole(arrays))
-
-
-def _measured(metric: Callable[[Any], Any], net: Net) -> float:
-    return float(metric(net))
-
-
-def dequantize(net: Module) -> Any:
+def dequantize(net: PyTree) -> Any:
     """Returns a net, or a tree, with a float array in place of each `QuantizedArray`.
 
     Example:
@@ -375,131 +370,3 @@ def dequantize(net: Module) -> Any:
         net,
         is_leaf=lambda each: isinstance(each, ArrayLike),
     )
-
-
-def _check(wanted: _IntegerOptions, activations: str | None, has_batches: bool) -> None:
-    bits, group, scheme = wanted[:3]
-    known = isinstance(scheme, str) and (scheme, bits) in LEVELS and not isinstance(bits, bool)
-    grouped = group is None or (type(group) is int and group == GROUP and scheme != "float")
-    if not (known and grouped):
-        raise InvalidArgumentError(
-            "There are no integers with these bits, groups and scheme.",
-            where="quantize(bits, group, scheme)",
-            got=f"bits={bits!r}, group={group!r}, scheme={scheme!r}",
-            write=" or ".join(f"bits={bits}, scheme={scheme!r}" for scheme, bits in LEVELS)
-            + f"; group=None, or {GROUP} for integers",
-        )
-    checked_choice(wanted.rounding, ("nearest", "gptq"), "quantize(rounding=...)")
-    if activations is not None:
-        checked_choice(activations, METHODS, "quantize(activations=...)")
-    is_gptq = wanted.rounding == "gptq"
-    needs_batches = is_gptq or activations not in (None, "dynamic")
-    if (needs_batches and not has_batches) or (is_gptq and wanted.train):
-        raise InvalidArgumentError(
-            "Static scales of activations and GPTQ require batches, and GPTQ is not for training.",
-            where="quantize(batches=...)",
-            got="no batches" if not has_batches else "train=True",
-            write="quantize(net, [x], ...); activations='dynamic'",
-        )
-
-
-def _of_module(net: Module, at: Selector) -> _Net:
-    modules = [("", net)] if at is None else chosen_modules(net, at, "quantize")
-    found = list(targets_of_layers(modules))
-
-    def put(arrays: Mapping[str, Any]) -> Any:
-        by_layer: dict[int, dict[str, Any]] = defaultdict(dict)
-        for target, own in found:
-            if target.name in arrays:
-                by_layer[id(own.layer)][own.name] = arrays[target.name]
-        changes = {layer: partial(_with_arrays, arrays=each) for layer, each in by_layer.items()}
-        return apply_changes(net, changes)
-
-    return _Net(net, [target for target, _ in found], put)
-
-
-def _with_arrays(layer: Module, *, arrays: dict[str, Any]) -> Any:
-    return layer.replace(**arrays)
-
-
-def _of_pair(net: Any, at: Selector, calls: list[Any] | None) -> _Net:
-    has_function = isinstance(net, tuple) and len(net) == 2 and callable(net[1])
-    params, function = pair_of(net)
-    if not any(map(is_array, tree_leaves(params))):
-        raise InvalidArgumentError(
-            "A function without params has no weights to quantize.",
-            where="quantize(net)",
-            got=f"the function {getattr(function, '__name__', '')}",
-            write="a module, a model of another framework, or (params, function)",
-        )
-    if at is not None:
-        raise InvalidArgumentTypeError(
-            "Only modules of pax_export have parts to quantize.",
-            where="quantize(at=...)",
-            got=f"{type(net).__name__} with at={at!r}"[:200],
-            write="quantize(net, batches), or quantize(module, at=...)",
-        )
-    if calls is None and not has_function:
-        raise InvalidArgumentError(
-            "A third-party model requires batches.",
-            where="quantize(batches=...)",
-            got=f"{type(net).__name__} without batches",
-            write="quantize(net, [x])",
-        )
-    of_call = None if calls is None else targets_of_function(params, function, calls[0])
-    targets = list(of_call or targets_of_tree(params))
-
-    def put(arrays: Mapping[str, Any]) -> Any:
-        new = {id(each.weight): arrays[each.name] for each in targets if each.name in arrays}
-        is_leaf = lambda each: isinstance(each, RoundedArray)  # noqa: E731
-        return tree_map(lambda leaf: new.get(id(leaf), leaf), params, is_leaf=is_leaf), function
-
-    return _Net((params, function), targets, put)
-
-
-def _quantized(
-    target: QuantizableArray, bits: int, group: int | None = None, scheme: str = "symmetric"
-) -> tuple[Any, str]:
-    """The integers of a place, and why they are not those that were asked for."""
-    weight = jnp.asarray(target.weight)
-    dtype = np.dtype(weight.dtype).name
-    why = ""
-    if bits == 4 or group is not None:
-        form = Form(bits, GROUP, target.axis, dtype, scheme if bits == 4 else "symmetric")
-        size = weight.shape[target.axis]
-        if size % GROUP:
-            why = f"int8 for each channel: {size} is no multiple of {GROUP}"
-        elif not fits_halves(weight, form):
-            why = "int8 for each channel: scales of groups are outside of float16"
-        else:
-            return rounded(weight, form, target.reduced), ""
-    whole = scheme if scheme == "float" else "symmetric"
-    return rounded(weight, Form(8, None, target.axis, dtype, whole), target.reduced), why
-
-
-def _leaf(target: QuantizableArray, array: QuantizedArray) -> QuantizedLeaf:
-    weight = target.weight.weight if isinstance(target.weight, RoundedArray) else target.weight
-    largest, norm, norm_of_weight = map(float, _errors(weight, array.form, *array.stored))
-    return QuantizedLeaf(
-        target.name,
-        tuple(target.weight.shape),
-        array.form.bits,
-        array.form.group,
-        target.weight.nbytes,
-        array.nbytes,
-        largest,
-        norm / norm_of_weight if norm_of_weight else 0.0,
-        scheme=array.form.scheme,
-    )
-
-
-@partial(jax.jit, static_argnums=1)
-def _errors(weight: Array, form: Form, *stored: Array) -> tuple[Any, Any, Any]:
-    """The largest error of a quantized weight, its norm, and that of the weight."""
-    numbers = weight.astype(jnp.float32)
-    apart = dequantized(*stored, form=form).astype(jnp.float32) - numbers
-    return jnp.max(jnp.abs(apart)), jnp.linalg.norm(apart), jnp.linalg.norm(numbers)
-
-
-def _arrays(net: Net) -> Any:
-    return net if isinstance(net, Module) else net[0]

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from pax_export._foundations.errors import QuantizationError
 from pax_export._foundations.tables import bytes_text
-from pax_export._foundations.types import PyTree
-from pax_export.quantization._rounding import NO_LAYER, QuantizableArray
+from pax_export._foundations.types import Array, PyTree
+from pax_export.precision.quantized import Form, QuantizedArray, dequantized
+from pax_export.quantization._rounding import RoundedArray
+from pax_export.quantization._weights import NO_LAYER, QuantizableArray
 
 #: Why arrays of a user's own modules are kept, what to write, and how many bytes make it worth it.
 _ALL_ARRAYS = "pax.quantize((net.eval(), lambda net, x: net(x)), [x])"
@@ -57,12 +61,38 @@ class QuantizedLeaf:
     rounding: str = "nearest"
     scheme: str = "symmetric"
 
+    @classmethod
+    def of(cls, target: QuantizableArray, array: QuantizedArray, **others: Any) -> QuantizedLeaf:
+        """Measures the errors of a quantized weight."""
+        weight = target.weight.weight if isinstance(target.weight, RoundedArray) else target.weight
+        largest, norm, norm_of_weight = map(float, _errors(weight, array.form, *array.stored))
+        return cls(
+            name=target.name,
+            shape=tuple(weight.shape),
+            bits=array.form.bits,
+            group=array.form.group,
+            before=weight.nbytes,
+            after=array.nbytes,
+            largest_error=largest,
+            relative_error=norm / norm_of_weight if norm_of_weight else 0.0,
+            scheme=array.form.scheme,
+            **others,
+        )
+
     @property
     def numbers(self) -> str:
         """The format of its numbers, such as ``"int4, groups of 32"``."""
         name = ("float" if self.scheme == "float" else "int") + str(self.bits)
         name += ", zero points" if self.scheme == "asymmetric" else ""
         return name + (f", groups of {self.group}" if self.group else "")
+
+
+@partial(jax.jit, static_argnums=1)
+def _errors(weight: Array, form: Form, *stored: Array) -> tuple[Any, Any, Any]:
+    """The largest error of a quantized weight, its norm, and that of the weight."""
+    numbers = weight.astype(jnp.float32)
+    apart = dequantized(*stored, form=form).astype(jnp.float32) - numbers
+    return jnp.max(jnp.abs(apart)), jnp.linalg.norm(apart), jnp.linalg.norm(numbers)
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,8 @@
-"""The arrays to quantize, with their contracted axes; rounding to the nearest, or by GPTQ."""
+"""Integers of weights: the nearest ones, those of GPTQ, and those of weights in training."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -11,109 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.linalg
 
-from pax_export._foundations.types import Array, PyTree
-from pax_export.core import (
-    DeclaredArray,
-    Module,
-    declared_in,
-    is_array,
-    join_path,
-    named_leaves,
-    named_modules,
-)
+from pax_export._foundations.types import Array
+from pax_export.core import Module, ParameterModule
 from pax_export.precision.quantized import GROUP, ArrayLike, Form, QuantizedArray, packed
-
-#: Why an array is left.
-NO_LAYER = "not a weight of a known layer"
-
-
-class QuantizableArray(NamedTuple):
-    """An array that can be quantized.
-
-    Attributes:
-        name: the path of the array.
-        weight: the array.
-        reduced: the contracted axes, counted from the last (-1); the others are channels.
-        axis: the contracted axis of the groups.
-        rank: the number of axes of one layer; axes before them are those of a scan.
-        is_table: whether its rows are looked up.
-    """
-
-    name: str
-    weight: Any
-    reduced: tuple[int, ...]
-    axis: int
-    rank: int
-    is_table: bool = False
-
-
-def targets_of_layers(
-    modules: list[tuple[str, Any]],
-) -> Iterator[tuple[QuantizableArray, DeclaredArray]]:
-    """The kernels and tables that layers in some modules declare."""
-    seen = set()
-    for path, module in modules:
-        for below, layer in named_modules(module):
-            if id(layer) in seen:
-                continue
-            seen.add(id(layer))
-            for found in declared_in(layer).values():
-                if found.declared.role in ("kernel", "table") and found.input_axes:
-                    name = join_path(join_path(path, below) if below else path, found.name)
-                    yield _target_of(name, found), found
-
-
-def _target_of(name: str, found: DeclaredArray) -> QuantizableArray:
-    is_table = found.declared.role == "table"
-    # A row of a table is looked up: its elements share a scale.
-    reduced = found.output_axes if is_table else found.input_axes
-    inputs = found.axis("in") if "in" in found.axes and not is_table else reduced[-1]
-    return QuantizableArray(name, found.array, reduced, inputs, len(found.axes), is_table)
-
-
-def targets_of_tree(params: PyTree) -> Iterator[QuantizableArray]:
-    """The arrays of a tree with two axes or more, as ``x @ array`` takes them."""
-    is_leaf = lambda each: isinstance(each, ArrayLike)  # noqa: E731
-    for path, leaf in jax.tree_util.tree_flatten_with_path(params, is_leaf=is_leaf)[0]:
-        if is_leaf(leaf) or is_array(leaf):
-            name = jax.tree_util.keystr(path, simple=True, separator=".")
-            reduced = tuple(range(-len(leaf.shape), -1))
-            yield QuantizableArray(name, leaf, reduced or (-1,), -2, len(leaf.shape))
-
-
-def why_not(target: QuantizableArray) -> str:
-    """Why an array cannot be quantized; empty if it can."""
-    weight = target.weight
-    if not is_array(weight):
-        return f"{type(weight).__name__}, which is no array"
-    if not jnp.issubdtype(weight.dtype, jnp.floating):
-        return f"its dtype is {weight.dtype}"
-    if len(weight.shape) < 2:
-        return "a vector"
-    if not target.reduced:
-        return "no product of a call takes it"
-    if not weight.size:
-        return "it has no elements"
-    if not _is_finite(weight):
-        return "it has NaN or infinite elements"
-    return ""
-
-
-@jax.jit
-def _is_finite(weight: Array) -> Any:
-    return jnp.isfinite(weight).all()
-
-
-def other_arrays(net: Module, done: set[str]) -> Iterator[tuple[str, str]]:
-    """The arrays of a net that are not among those done, and why they are not."""
-    for name, leaf in named_leaves(net):
-        own = name.removesuffix(".weight")  # of a weight in quantization-aware training
-        if not {name, own} & done and is_array(leaf) and jnp.issubdtype(leaf.dtype, jnp.floating):
-            rank = len(leaf.shape)
-            yield name, "a vector or a number" if rank < 2 else NO_LAYER
-
-
-# --- rounding to the nearest numbers -------------------------------------------------------
+from pax_export.quantization._weights import QuantizableArray
 
 
 class Levels(NamedTuple):
@@ -145,6 +45,25 @@ LEVELS = {
 _SMALLEST_SCALE = 2.0**-14
 
 
+def quantized(
+    target: QuantizableArray, bits: int, group: int | None = None, scheme: str = "symmetric"
+) -> tuple[QuantizedArray, str]:
+    """The nearest integers of a weight, and why they are not those that were asked for."""
+    weight, why = jnp.asarray(target.weight), ""
+    form = Form(bits, GROUP, target.axis, np.dtype(weight.dtype).name, scheme)
+    size = weight.shape[target.axis]
+    if bits == 4 or group is not None:
+        if size % GROUP:
+            why = f"int8 for each channel: {size} is no multiple of {GROUP}"
+        elif not _fits_halves(weight, form):
+            why = "int8 for each channel: scales of groups are outside of float16"
+        else:
+            return rounded(weight, form, target.reduced), ""
+    # Zero points are those of groups.
+    form = form._replace(bits=8, group=None, scheme="float" if scheme == "float" else "symmetric")
+    return rounded(weight, form, target.reduced), why
+
+
 def rounded(weight: Array, form: Form, reduced: tuple[int, ...]) -> QuantizedArray:
     """A weight in few bits.
 
@@ -164,7 +83,7 @@ def rounded(weight: Array, form: Form, reduced: tuple[int, ...]) -> QuantizedArr
 
 # Each function is one program of jax: operations one by one would be a dozen for each shape.
 @functools.partial(jax.jit, static_argnums=1)
-def fits_halves(weight: Array, form: Form) -> Any:
+def _fits_halves(weight: Array, form: Form) -> Any:
     """Whether the scales of groups have all digits of a float16, or their groups are zeros."""
     span, _ = _ranges(_grouped(weight, form.axis), weight.ndim + form.axis + 1, form.scheme)
     divisors = LEVELS[form.scheme, form.bits].divisors
@@ -245,17 +164,11 @@ class InputMoments:
     def __init__(self) -> None:
         self.sums: dict[int, np.ndarray] = {}
 
-    def __call__(self, number: Array, x: Array) -> None:
+    def see_inputs(self, number: Array, x: Array) -> None:
         rows = np.asarray(x, np.float32)
         rows = rows.reshape(-1, rows.shape[-1])
         found = self.sums.get(int(number), 0.0)
         self.sums[int(number)] = found + (rows.T @ rows).astype(np.float64)
-
-
-def is_matrix(target: QuantizableArray) -> bool:
-    """Whether a weight multiplies the last axis of its inputs alone, as `Linear` and 1×1 do."""
-    kernel = target.weight.shape[-len(target.reduced) - 1 : -2]
-    return target.axis >= -2 and not target.is_table and all(size == 1 for size in kernel)
 
 
 def rounded_by_inputs(
@@ -308,3 +221,80 @@ def _one(
         error = (matrix[row] - (integers[row] - zero) * scale) / factor[row, row]
         matrix[row + 1 :] -= np.outer(factor[row, row + 1 :], error)
     return integers, scales, zeros
+
+
+# --- RoundedArray: a weight for quantization-aware training --------------------------------------
+
+
+class RoundedArray(ArrayLike, ParameterModule):
+    """A trainable weight whose layers compute with its quantized values.
+
+    `quantize` with ``train=True`` creates them. The gradient is that of the weight itself, without
+    rounding (straight-through), so any optimizer trains it.
+
+    Args:
+        weight: the trained array.
+        form: the format of its integers.
+        reduced: the axes that share a scale, without groups.
+        inputs: as for `QuantizedArray`; their gradients also ignore the rounding.
+        outputs: as for `QuantizedArray`.
+
+    Attributes:
+        weight: as passed.
+        form: as passed.
+        reduced: as passed.
+        inputs: as passed.
+        outputs: as passed.
+
+    Example:
+        >>> import pax_export as pax
+        >>> training, _ = pax.quantize(pax.Linear(64, 8), bits=4, train=True)
+        >>> training.weight
+        RoundedArray(float32[64,8], bits=4, group=32)
+        >>> small, _ = pax.quantize(training)
+        >>> small.weight
+        QuantizedArray(float32[64,8], bits=4, group=32)
+    """
+
+    def __init__(
+        self,
+        weight: Array,
+        form: Form,
+        reduced: tuple[int, ...],
+        inputs: Module | None = None,
+        outputs: Module | None = None,
+    ):
+        super().__init__()
+        self.weight = weight
+        self.form = form
+        self.reduced = reduced
+        self.inputs = inputs
+        self.outputs = outputs
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the weight."""
+        return self.weight.shape
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of the weight."""
+        return self.weight.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """The number of bytes of the weight."""
+        return self.weight.nbytes
+
+    def quantized(self) -> QuantizedArray:
+        """Returns the integers of the current weight."""
+        result = rounded(jnp.asarray(self.weight), self.form, self.reduced)
+        return result.replace(inputs=self.inputs, outputs=self.outputs)
+
+    def dequantized(self) -> jax.Array:
+        """Returns the quantized values, with the gradient of the weight."""
+        weight = jnp.asarray(self.weight)
+        return weight + jax.lax.stop_gradient(self.quantized().dequantized() - weight)
+
+    def _repr(self, info: dict[str, Any] | None = None) -> str:
+        return self.quantized()._repr().replace("Quantized", "Rounded")

@@ -1,5 +1,16 @@
 """Quantized arrays, and their operations in layers and exporters."""
 
+from pax_export.precision.quantized._activations import (
+    DynamicInputs,
+    OutputRange,
+    StaticInputs,
+    bound_outputs,
+    round_inputs,
+    round_rows,
+    round_with,
+    scale_of_range,
+    unbounded,
+)
 from pax_export.precision.quantized._array import (
     ArrayLike,
     QuantizedArray,
@@ -7,7 +18,6 @@ from pax_export.precision.quantized._array import (
     times,
     times_transposed,
 )
-from pax_export.precision.quantized._difference import apart
 from pax_export.precision.quantized._integers import GROUP, Form, dequantized, packed, unpacked
 from pax_export.precision.quantized._operations import (
     FASTER_IN_JAX,
@@ -20,17 +30,6 @@ from pax_export.precision.quantized._operations import (
     plain_pointwise,
     pointwise_convolution,
     quantized_dot,
-)
-from pax_export.precision.quantized._rounding import (
-    DynamicInputs,
-    OutputRange,
-    StaticInputs,
-    bound_outputs,
-    round_inputs,
-    round_rows,
-    round_with,
-    scale_of_range,
-    unbounded,
 )
 
 # Names that are not in `__all__` are for other packages of pax_export.

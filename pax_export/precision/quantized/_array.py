@@ -43,6 +43,16 @@ class ArrayLike:
         """Annotates the outputs of a convolution with their range; channels are along ``axis``."""
         return y if self.outputs is None else self.outputs.bounded(y, axis)
 
+    @property
+    def ndim(self) -> int:
+        """The rank of the represented array."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """The size of the represented array."""
+        return math.prod(self.shape)
+
     def dequantized(self) -> jax.Array:
         raise NotImplementedError
 
@@ -148,16 +158,6 @@ class QuantizedArray(ArrayLike, StateModule):
     def shape(self) -> tuple[int, ...]:
         """The shape of the represented array."""
         return self.form.shape(self.integers.shape)
-
-    @property
-    def ndim(self) -> int:
-        """The rank of the represented array."""
-        return len(self.integers.shape)
-
-    @property
-    def size(self) -> int:
-        """The size of the represented array."""
-        return math.prod(self.shape)
 
     @property
     def dtype(self) -> Any:

@@ -14,10 +14,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.interpreters import ad, batching
 
 from pax_export._foundations.jax import ADDS_ROWS_FAST
 from pax_export._foundations.types import Array, ArrayLike, DTypeLike
+from pax_export.precision.quantized._activations import linear_in, primitive
 from pax_export.precision.quantized._integers import (
     GROUP,
     Form,
@@ -25,7 +25,6 @@ from pax_export.precision.quantized._integers import (
     low_and_high,
     product_on_gpu,
 )
-from pax_export.precision.quantized._rounding import Primitive, is_zero, primitive
 
 
 def dequantize(*stored: Array, form: Form) -> Any:
@@ -137,84 +136,40 @@ def _pointwise_in_blocks(x: jax.Array, *stored: jax.Array, channels: int, **form
     return jnp.moveaxis(result, -1, channels)
 
 
-_pointwise = primitive("pointwise_convolution", decomposed_pointwise, cpu=_pointwise_in_blocks)
-_narrow_dot = primitive("narrow_dot", decomposed_narrow_dot, cpu=_narrow_in_blocks)
+# Gradients are those of ordinary operations, which can be transposed: all are linear in x and in
+# the scales, and integers and zero points have none.
+_pointwise = primitive(
+    "pointwise_convolution",
+    decomposed_pointwise,
+    jvp=linear_in(0, 2),
+    mapped="none",
+    cpu=_pointwise_in_blocks,
+)
+_narrow_dot = primitive(
+    "narrow_dot",
+    decomposed_narrow_dot,
+    jvp=linear_in(0, 1),
+    mapped="the first",
+    cpu=_narrow_in_blocks,
+)
 #: What only makes jax faster on CPUs; exports begin with these functions instead.
 FASTER_IN_JAX: dict[str, Callable[..., Any]] = {
     "narrow_dot": decomposed_narrow_dot,
     "pointwise_convolution": decomposed_pointwise,
 }
-_dequantize = primitive("dequantize", decomposed_dequantize)
-_dot = primitive("quantized_dot", _plain, cpu=_in_blocks, gpu=product_on_gpu)
-_rows = primitive("quantized_rows", few_rows)
-
-
-# --- under transforms -----------------------------------------------------------------
-# All three are linear in x and in the scales; tangents are those of ordinary operations, which
-# can be transposed.  Integers and zero points have none.
-
-
-def _sum(*tangents: Array | None) -> Any:
-    found = [each for each in tangents if each is not None]
-    return functools.reduce(jnp.add, found)
-
-
-def _jvp_of(
-    primitive: Primitive,
-    of_x: Callable[..., Any] | None,
-    of_scales: Callable[..., Any],
-    scales: int,
-) -> Callable[..., Any]:
-    """Returns the JVP rule of an operation whose operand number `scales` has the scales."""
-
-    def jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tuple[Any, Any]:
-        result = primitive.bind(*primals, **params)
-        x_dot = None
-        if of_x is not None and not is_zero(tangents[0]):
-            x_dot = of_x(tangents[0], *primals[1:], **params)
-        s_dot = None
-        if not is_zero(tangents[scales]):
-            others = (*primals[:scales], tangents[scales], *primals[scales + 1 :])
-            s_dot = of_scales(*others, **params)
-        if x_dot is None and s_dot is None:
-            return result, jnp.zeros_like(result)
-        return result, _sum(x_dot, s_dot).astype(result.dtype)
-
-    return jvp
-
-
-ad.primitive_jvps[_dequantize] = _jvp_of(_dequantize, None, decomposed_dequantize, 1)
-ad.primitive_jvps[_dot] = _jvp_of(_dot, _plain, _plain, 2)
-ad.primitive_jvps[_narrow_dot] = _jvp_of(
-    _narrow_dot, decomposed_narrow_dot, decomposed_narrow_dot, 1
+_dequantize = primitive("dequantize", decomposed_dequantize, jvp=linear_in(1), mapped="all")
+_dot = primitive(
+    "quantized_dot",
+    _plain,
+    jvp=linear_in(0, 2),
+    mapped="the first",
+    cpu=_in_blocks,
+    gpu=product_on_gpu,
 )
-ad.primitive_jvps[_pointwise] = _jvp_of(_pointwise, decomposed_pointwise, decomposed_pointwise, 2)
-ad.primitive_jvps[_rows] = _jvp_of(_rows, None, few_rows, 2)
+_rows = primitive("quantized_rows", few_rows, jvp=linear_in(2), mapped="the first")
 
 
-def _batched(
-    primitive: Primitive, plain: Callable[..., Any], leading: bool | None
-) -> Callable[..., Any]:
-    """The rule of `jax.vmap`: where only the first operand is mapped, one more leading axis."""
-
-    def batch(operands: Sequence[Any], axes: Sequence[Any], **params: Any) -> tuple[Any, int]:
-        of_first, *of_others = axes  # None: not mapped
-        if leading and of_first is not None and set(of_others) == {None}:
-            first = jnp.moveaxis(operands[0], axes[0], 0)
-            return primitive.bind(first, *operands[1:], **params), 0
-        if leading is False and None not in axes:  # integers and scales of several arrays
-            moved = [jnp.moveaxis(each, axis, 0) for each, axis in zip(operands, axes)]
-            return primitive.bind(*moved, **params), 0
-        return jax.vmap(functools.partial(plain, **params), axes)(*operands), 0
-
-    return batch
-
-
-batching.primitive_batchers[_dequantize] = _batched(_dequantize, decomposed_dequantize, False)
-batching.primitive_batchers[_dot] = _batched(_dot, _plain, True)
-batching.primitive_batchers[_narrow_dot] = _batched(_narrow_dot, decomposed_narrow_dot, True)
-batching.primitive_batchers[_pointwise] = _batched(_pointwise, decomposed_pointwise, None)
-batching.primitive_batchers[_rows] = _batched(_rows, few_rows, True)
+# --- products in blocks of rows, on CPUs ---------------------------------------------------
 
 
 #: The largest number of rows of an integer matrix multiplied at a time, and that of elements where

@@ -19,8 +19,7 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 UNPROMISED = {
     "_foundations/types.py": {"jax.extend.core"},
     "_foundations/jaxpr.py": {"jax.extend.source_info_util"},
-    "precision/quantized/_operations.py": {"jax.interpreters.ad", "jax.interpreters.batching"},
-    "precision/quantized/_rounding.py": {
+    "precision/quantized/_activations.py": {
         "jax.extend.core.Primitive",
         "jax.interpreters.ad",
         "jax.interpreters.batching",

@@ -1,10 +1,10 @@
-"""Primitives that round inputs and outputs of quantized products to 8 bits."""
+"""Inputs and outputs of quantized products: rounded to 8 bits, and their ranges."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +16,25 @@ from pax_export._foundations.types import Array, ArrayLike
 from pax_export.core import StateModule
 
 
-def primitive(name: str, plain: Callable[..., Any], **on_platforms: Callable[..., Any]) -> Any:
-    """A primitive with one result, lowered as a function of jax; as others where they are named."""
+def primitive(
+    name: str,
+    plain: Callable[..., Any],
+    *,
+    jvp: Callable[..., Any],
+    mapped: Literal["the first", "all", "none"],
+    **on_platforms: Callable[..., Any],
+) -> Any:
+    """A primitive with one result, lowered as a function of jax; as others where they are named.
+
+    Args:
+        name: its name.
+        plain: the function.
+        jvp: the tangent of the result by `plain`, the operands and their tangents, in all of which
+            None is zero: `linear_in` or `straight_through`.
+        mapped: the operands that may have one more leading axis, which `jax.vmap` adds: only the
+            first, or all at once.  Otherwise it maps `plain`.
+        **on_platforms: faster functions for some platforms.
+    """
     primitive = Primitive(name)
 
     @primitive.def_abstract_eval
@@ -34,11 +51,46 @@ def primitive(name: str, plain: Callable[..., Any], **on_platforms: Callable[...
     for platform, function in on_platforms.items():
         lowering = mlir.lower_fun(function, multiple_results=False)
         mlir.register_lowering(primitive, lowering, platform=platform)
+
+    def jvp_rule(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
+        result = primitive.bind(*primals, **params)
+        known = [None if type(each) is ad.Zero else each for each in tangents]
+        tangent = jvp(functools.partial(plain, **params), primals, known)
+        return result, jnp.zeros_like(result) if tangent is None else tangent.astype(result.dtype)
+
+    def batch(operands: Sequence[Any], axes: Sequence[Any], /, **params: Any) -> tuple[Any, int]:
+        first, *others = [axis is not None for axis in axes]
+        if (mapped == "the first" and first and not any(others)) or (
+            mapped == "all" and first and all(others)
+        ):
+            moved = [
+                x if axis is None else jnp.moveaxis(x, axis, 0) for x, axis in zip(operands, axes)
+            ]
+            return primitive.bind(*moved, **params), 0
+        return jax.vmap(functools.partial(plain, **params), axes)(*operands), 0
+
+    ad.primitive_jvps[primitive] = jvp_rule
+    batching.primitive_batchers[primitive] = batch
     return primitive
 
 
-def is_zero(tangent: Array) -> bool:
-    return type(tangent) is ad.Zero
+def linear_in(*linear: int) -> Callable[..., Any]:
+    """The tangents of a function that is linear in each of some operands; others have none."""
+
+    def jvp(plain: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
+        parts = [
+            plain(*primals[:index], tangents[index], *primals[index + 1 :])
+            for index in linear
+            if tangents[index] is not None
+        ]
+        return functools.reduce(jnp.add, parts) if parts else None
+
+    return jvp
+
+
+def straight_through(_: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
+    """The tangents of a rounding: those of its first operand; scales have none."""
+    return tangents[0]
 
 
 # --- rounding of inputs ---------------------------------------------------------------
@@ -129,33 +181,8 @@ def integer_rows(x: Array, axes: Sequence[int]) -> tuple[jax.Array, jax.Array]:
     return jnp.rint(x / scale), scale
 
 
-_round_inputs = primitive("round_inputs", round_inputs)
-_round_rows = primitive("round_rows", round_rows)
-
-
-def straight_through(of: Primitive) -> Any:
-    """Gradients pass by the rounding; scales have none."""
-
-    def jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tuple[Any, Any]:
-        primitive = of.bind(*primals, **params)
-        return primitive, jnp.zeros_like(primitive) if is_zero(tangents[0]) else tangents[0]
-
-    return jvp
-
-
-def batched(of: Primitive, plain: Callable[..., Any]) -> Any:
-    def batch(operands: Sequence[Any], mapped: Sequence[Any], /, **params: Any) -> tuple[Any, int]:
-        if all(axis is None for axis in mapped[1:]):
-            x = jnp.moveaxis(operands[0], mapped[0], 0)
-            return of.bind(x, *operands[1:], **params), 0
-        return jax.vmap(functools.partial(plain, **params), mapped)(*operands), 0
-
-    return batch
-
-
-for _each, _plain in ((_round_inputs, round_inputs), (_round_rows, round_rows)):
-    ad.primitive_jvps[_each] = straight_through(_each)
-    batching.primitive_batchers[_each] = batched(_each, _plain)
+_round_inputs = primitive("round_inputs", round_inputs, jvp=straight_through, mapped="the first")
+_round_rows = primitive("round_rows", round_rows, jvp=straight_through, mapped="the first")
 
 
 # --- ranges of outputs ----------------------------------------------------------------
@@ -203,6 +230,4 @@ def unbounded(y: Array, *_: Array, axis: int | None) -> Any:
     return y
 
 
-_bound_outputs = primitive("bound_outputs", unbounded)
-ad.primitive_jvps[_bound_outputs] = straight_through(_bound_outputs)
-batching.primitive_batchers[_bound_outputs] = batched(_bound_outputs, unbounded)
+_bound_outputs = primitive("bound_outputs", unbounded, jvp=straight_through, mapped="the first")
