@@ -32,7 +32,14 @@ from pax_export._foundations.jaxpr import (
     line_now,
     line_of,
 )
-from pax_export._foundations.types import Array, ArrayLike, Equation, Primitive, TracedProgram
+from pax_export._foundations.types import (
+    Array,
+    ArrayLike,
+    Equation,
+    Primitive,
+    PyTree,
+    TracedProgram,
+)
 from pax_export.core import (
     Labeling,
     is_array,
@@ -101,7 +108,7 @@ def nans(function: Callable[P, R] | None = None) -> Any:
 
     """
     if function is None:
-        return watch_results(explained)
+        return _watch_results()
     compiled: dict[Any, Any] = {}
 
     @functools.wraps(function, updated=())
@@ -123,13 +130,6 @@ def nans(function: Callable[P, R] | None = None) -> Any:
         return jax.tree_util.tree_unflatten(trees[0], results)
 
     return wrapper
-
-
-def explained(
-    function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Exception:
-    """The error for a call with a non-finite result."""
-    return _error_of(FunctionCall(function, args, kwargs))
 
 
 class FunctionCall:
@@ -168,6 +168,7 @@ class FunctionCall:
 
 
 def _error_of(call: FunctionCall) -> Exception:
+    """The error for a call with a non-finite result."""
     for path, leaf in named_leaves(call.arguments(call.data)):
         if is_data(leaf) and is_bad(jnp.asarray(leaf)):
             return argument_error(leaf, path.partition(".")[2])
@@ -179,26 +180,19 @@ def is_data(leaf: object) -> TypeGuard[ArrayLike]:
     return is_array(leaf) or isinstance(leaf, (bool, int, float, complex))
 
 
-def _labeled_all(tree: T, label: Labeling) -> T:
-    def labeled(value: T) -> T:
-        if _is_folded(value):  # a module, as `transforms.jit` hands it on
+def _labeled_all(tree: PyTree, label: Labeling) -> Any:
+    def labeled(value: Any) -> Any:
+        if isinstance(value, Folded):  # a module, as `transforms.jit` hands it on
             return fold(label(unfold(value)))
         return label(value) if is_node(value) else value
 
-    return jax.tree_util.tree_map(labeled, tree, is_leaf=lambda x: is_node(x) or _is_folded(x))
-
-
-def _is_folded(value: object) -> bool:
-    return isinstance(value, Folded)
-
-
-Explain = Callable[[Callable[..., Any], Any, Any], Exception]
-_JITS = ("jit", "pjit")
+    is_leaf = lambda value: is_node(value) or isinstance(value, Folded)  # noqa: E731
+    return jax.tree_util.tree_map(labeled, tree, is_leaf=is_leaf)
 
 
 @contextmanager
-def watch_results(explain: Explain) -> Iterator[None]:
-    """Raises ``explain(function, args, kwargs)`` if finite numbers result in NaN or infinity."""
+def _watch_results() -> Iterator[None]:
+    """Raises an error if finite numbers result in NaN or infinity."""
     if not is_computing():
         raise InvalidArgumentError(
             "The block of pax.debug.nans() is entered while jax traces a function.",
@@ -214,7 +208,7 @@ def watch_results(explain: Explain) -> Iterator[None]:
     ) -> None:
         looked_at = [value for value in results if is_inexact(value)]
         if looked_at and not finite(looked_at):
-            _judge_operation(operation, params, operands, looked_at, explain)
+            _judge_operation(operation, params, operands, looked_at)
 
     with watch_operations(heard):
         yield
@@ -225,14 +219,11 @@ def _judge_operation(
     params: Mapping[str, Any],
     operands: Sequence[Any],
     results: Sequence[Any],
-    explain: Explain,
 ) -> None:
-    non_finite = [
-        value for value in operands if is_inexact(value) and not jnp.isfinite(value).all()
-    ]
-    if non_finite and not any(map(_has_nan, (*non_finite, *results))):
+    non_finite = [value for value in operands if is_bad(value)]
+    if non_finite and not any(bool(jnp.isnan(value).any()) for value in (*non_finite, *results)):
         return  # unchanged infinities, such as those of a mask
-    error = _of_the_function(explain) if operation.name in _JITS else None
+    error = _error_of_jitted() if operation.name in ("jit", "pjit") else None
     if error is None and non_finite:
         error = argument_error(non_finite[0], line_now())
     if error is None:
@@ -241,19 +232,15 @@ def _judge_operation(
     raise error
 
 
-def _of_the_function(explain: Explain) -> Exception | None:
+def _error_of_jitted() -> Exception | None:
     """Traces the call again with labeled modules; None if that is impossible."""
     call = jitted_call()
     if call is None:
         return None
     try:
-        return explain(*call)
+        return _error_of(FunctionCall(*call))
     except Exception:  # such as static arguments, or a function with side effects
         return None
-
-
-def _has_nan(value: Array) -> bool:
-    return bool(jnp.isnan(value).any())
 
 
 # --- Traces a non-finite result back to the operation that produced it ---------------------------

@@ -28,8 +28,8 @@ from pax_export.core import (
     named_leaves,
     path_name,
     static_key,
+    warn_of_untrained,
 )
-from pax_export.optim._apply import parameters_of
 
 if TYPE_CHECKING:
     import optax
@@ -38,6 +38,14 @@ if TYPE_CHECKING:
     Source: TypeAlias = Transformation | Callable[[], Transformation]
 
 T = TypeVar("T")
+
+
+def parameters_of(tree: T) -> T:
+    """Returns the trainable part of a model."""
+    if not isinstance(tree, Module):
+        return tree
+    warn_of_untrained(tree)
+    return tree.parameters()
 
 
 def optimizer_contents(optimizer: Module, rules: list[str]) -> dict[str, Any]:

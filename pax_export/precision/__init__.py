@@ -2,6 +2,7 @@
 
 from pax_export.precision._loss_scale import (
     DynamicLossScale,
+    LossScale,
     NoOpLossScale,
     StaticLossScale,
     adjust,

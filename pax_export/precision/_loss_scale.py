@@ -8,7 +8,7 @@ float16.)
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -48,7 +48,7 @@ class StaticLossScale(jmp.StaticLossScale):
         512.0
     """
 
-    def __init__(self, loss_scale: jmp.LossScale):
+    def __init__(self, loss_scale: ArrayLike):
         _set_fields(self, loss_scale=_as_scalar(loss_scale, "loss_scale"))
 
     def unscale(self, tree: T) -> T:
@@ -101,7 +101,7 @@ class DynamicLossScale(jmp.DynamicLossScale):
         return adjust_dynamic(self, grads_finite)
 
 
-def _as_scalar(value: PyTree, name: str) -> jax.Array:
+def _as_scalar(value: ArrayLike, name: str) -> jax.Array:
     """A floating-point scalar of a fixed dtype, so that a step is traced once."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return jnp.array(value, jnp.float32)
@@ -124,7 +124,18 @@ def _set_fields(scale: jmp.LossScale, **fields: object) -> None:
 # --- the arithmetic, for jmp's loss scales as well ---------------------------------
 
 
-def unscale(scale: PyTree, tree: T) -> T:
+class LossScale(Protocol):
+    """A loss scale: ours, jmp's, or another class."""
+
+    def scale(self, tree: T, /) -> T: ...
+    def unscale(self, tree: T, /) -> T: ...
+    def adjust(self, grads_finite: Array, /) -> Self: ...
+
+
+L = TypeVar("L", bound=LossScale)
+
+
+def unscale(scale: LossScale, tree: T) -> T:
     """Unscales gradients by our loss scales, jmp's, or another class with ``unscale``."""
     method = getattr(type(scale), "unscale", None)
     if method is None:
@@ -133,14 +144,16 @@ def unscale(scale: PyTree, tree: T) -> T:
             got=f"{type(scale).__name__}: {scale!r}"[:120],
             write="pax.precision.DynamicLossScale(2.0**15), or one of jmp's",
         )
-    if method in (jmp.StaticLossScale.unscale, jmp.DynamicLossScale.unscale):
+    own = (jmp.StaticLossScale.unscale, jmp.DynamicLossScale.unscale)
+    if isinstance(scale, (jmp.StaticLossScale, jmp.DynamicLossScale)) and method in own:
         return unscale_tree(tree, scale.loss_scale)
     return scale.unscale(tree)
 
 
-def adjust(scale: PyTree, grads_finite: ArrayLike) -> Any:
+def adjust(scale: L, grads_finite: Array) -> L:
     """Returns the next state of a dynamic loss scale, ours, jmp's, or one with ``adjust``."""
-    if type(scale).adjust is jmp.DynamicLossScale.adjust:
+    own = jmp.DynamicLossScale.adjust
+    if isinstance(scale, jmp.DynamicLossScale) and type(scale).adjust is own:
         return adjust_dynamic(scale, grads_finite)
     return scale.adjust(grads_finite)
 

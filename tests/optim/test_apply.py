@@ -83,7 +83,7 @@ def test_other_optimizers_are_refused(wrong):
 
 
 def test_other_models_are_refused():
-    with refused(AssertionError, got="list: [1.0]"):
+    with refused(AssertionError, got="list as the model: [1.0]"):
         apply_gradients([1.0], from_optax(optax.sgd(0.1))([jnp.ones(1)]), [1.0])
 
 

@@ -80,7 +80,7 @@ def test_other_arguments_are_refused(wrong):
         pax.build_update_fn(loss_fn),
         lambda *pair: pax.build_update_fn(loss_fn, scan_mode=True)(pair),
     ):
-        with refused(AssertionError, wrong):
+        with refused(AssertionError, f"int as the {wrong}"):
             update(given["model"], given["optimizer"])
 
 
