@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from pax_export._foundations import tables
-from pax_export._foundations.types import PyTree
+from pax_export._foundations.types import Array, PyTree
 from pax_export.core import Module, named_leaves
 from pax_export.inspection._inspect import arrays_of, inspect, inspect_export
 from pax_export.inspection._table import Row
@@ -138,7 +138,9 @@ def _read_arrays(model: PyTree) -> tuple[dict[str, Row], Mapping[str, Any]]:
     return {row.path: row for row in found if row.kind == "array"}, values
 
 
-def _find_change(path: str, row: Row, other: Row, a: object, b: object) -> Change | None:
+def _find_change(
+    path: str, row: Row, other: Row, a: Array | None, b: Array | None
+) -> Change | None:
     before, after = _array_text(row), _array_text(other)
     if row.shape != other.shape:
         return Change(path, "reshaped", before, after)
@@ -148,7 +150,7 @@ def _find_change(path: str, row: Row, other: Row, a: object, b: object) -> Chang
     return Change(path, "changed", before, "", difference) if difference else None
 
 
-def _largest_difference(a: PyTree, b: PyTree) -> float | None:
+def _largest_difference(a: Array, b: Array) -> float | None:
     """The largest absolute difference; NaN at the same place is none."""
     if str(a.dtype).startswith("key<") or str(b.dtype).startswith("key<"):
         return None

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -19,6 +19,7 @@ from pax_export._foundations.types import Equation, PyTree, TracedProgram
 from pax_export.core import (
     Labeling,
     Module,
+    Node,
     describe_array,
     is_array,
     is_node,
@@ -32,6 +33,8 @@ from pax_export.export.artifact import dimensions
 from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.flops import Work, work_of
 from pax_export.export.tracing.inputs import resolve_inputs
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -54,7 +57,7 @@ class Trace:
     inputs: tuple[str, ...] = ()  # names of the inputs
     output_count: int = 0  # the last results are outputs
 
-    def called(self, path: str, module: Any, arguments: Sequence[Any], output: PyTree) -> Any:
+    def called(self, path: str, module: Node | None, arguments: Sequence[Any], output: T) -> T:
         """Notes a call, as a recorder of labeled modules."""
         if path in self.calls:
             self.calls[path].count += 1
@@ -164,7 +167,7 @@ def _time_call(path: str, call: ModuleCall) -> float:
     return median(took)
 
 
-def _random_like(leaf: PyTree, random: np.random.Generator, path: str) -> Any:
+def _random_like(leaf: jax.ShapeDtypeStruct, random: np.random.Generator, path: str) -> Any:
     if not all(isinstance(size, int) for size in leaf.shape):
         raise InvalidArgumentError(
             "The time of a call can only be measured with sizes that are numbers.",

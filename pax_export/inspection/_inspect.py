@@ -34,6 +34,7 @@ from pax_export.core import (
 from pax_export.export.artifact import foreign
 from pax_export.export.artifact.report import (
     ArrayInfo,
+    Report,
     SignatureInfo,
     VariableInfo,
     read_report,
@@ -322,7 +323,7 @@ _OBJECTS = "_CHECKPOINTABLE_OBJECT_GRAPH"
 def inspect_export(path: Path) -> Inspection:
     """A row for the export, for each signature of several, and for each array."""
     if foreign.is_foreign(path):
-        found: Any = foreign.describe(path)
+        found = foreign.describe(path)
         calls = {
             key: {name: _named_texts(arrays) for name, arrays in each.items()}
             for key, each in found.signatures.items()
@@ -334,7 +335,9 @@ def inspect_export(path: Path) -> Inspection:
     return Inspection(tuple(_make_rows(report, report.model, calls)), tuple(sorted(uncounted)))
 
 
-def _make_rows(found: PyTree, title: str, calls: Mapping[str, Mapping[str, Any]]) -> Iterator[Row]:
+def _make_rows(
+    found: foreign.Foreign | Report, title: str, calls: Mapping[str, Mapping[str, Any]]
+) -> Iterator[Row]:
     """Yields the rows of an export; `calls` are the columns about each signature."""
     only = [*calls.values()] if len(calls) == 1 else [{}]
     trained = {variable.name for variable in found.variables if _is_trained(variable)}

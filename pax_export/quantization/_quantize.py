@@ -150,14 +150,6 @@ def quantize(
     for name, target in targets.items():
         arrays[name], why = quantized(target, of_weights[name], group, scheme)
         fallbacks |= {name: why} if why else {}
-    if not arrays:
-        raise InvalidArgumentError(
-            "The net has no weights to quantize.",
-            where="quantize",
-            got=", ".join(f"{name}: {why}" for name, why in left.items())[:300]
-            or repr(before)[:100],
-            write="a net with Linear, Embed or convolutions, or (params, function)",
-        )
     corrected = _by_inputs(weights, targets, arrays, calls or []) if rounding == "gptq" else {}
     arrays |= corrected
 
@@ -285,6 +277,14 @@ def _trained_and_others(net: Weights, options: _Options) -> tuple[Arrays, Target
             left[target.name] = why
         else:
             targets[target.name] = target
+    if not arrays and not targets:
+        kept = ", ".join(f"{name}: {why}" for name, why in left.items())
+        raise InvalidArgumentError(
+            "The net has no weights to quantize.",
+            where="quantize",
+            got=kept[:300] or repr(net.whole)[:100],
+            write="a net with Linear, Embed or convolutions, or (params, function)",
+        )
     return arrays, targets, left
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import jmp
@@ -24,11 +26,13 @@ IMAGES = RANDOM.normal(size=(8, 8, 8, 3)).astype(np.float32)
 STATIC = ["static", "minmax", "percentile", "mse"]
 
 
+@functools.cache
 def net():
     pax.seed_rng_key(0)
     return pax.Sequential(pax.Linear(64, 32), jax.nn.relu, pax.Linear(32, 10))
 
 
+@functools.cache
 def convnet():
     """Convolutions that are followed by a rounding and by none, one with a BatchNorm."""
     pax.seed_rng_key(0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -25,11 +27,13 @@ def draw(*shape):
     return np.random.default_rng(0).normal(size=shape).astype(np.float32)
 
 
+@functools.cache
 def mlp():
     pax.seed_rng_key(0)
     return pax.Sequential(pax.Linear(256, 512), jax.nn.relu, pax.Linear(512, 10))
 
 
+@functools.cache
 def convnet():
     """Convolutions of all kinds, one with a BatchNorm behind it that has statistics."""
     pax.seed_rng_key(0)
@@ -44,6 +48,7 @@ def convnet():
 NETS = {mlp: ("batch, 256", draw(3, 256)), convnet: ("batch, 8, 8, 3", draw(3, 8, 8, 3))}
 
 
+@functools.cache
 def language_model(layers, count=1):
     pax.seed_rng_key(0)
     config = DecoderConfig.llama(

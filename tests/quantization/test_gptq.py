@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ RANDOM = np.random.default_rng(0)
 X = (RANDOM.normal(size=(256, 16)) @ RANDOM.normal(size=(16, 64))).astype(np.float32)
 
 
+@functools.cache
 def net():
     pax.seed_rng_key(0)
     return pax.Sequential(pax.Linear(64, 32), jax.nn.relu, pax.Linear(32, 10))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 
 import jax
@@ -34,6 +35,7 @@ def of_schemes(*names):
     return pytest.mark.parametrize("told", [SCHEMES[name] for name in names], ids=names)
 
 
+@functools.cache
 def net():
     pax.seed_rng_key(0)
     return pax.Sequential(pax.Linear(64, 32), jax.nn.relu, pax.Linear(32, 10))

@@ -138,7 +138,7 @@ class QuantizedArray(ArrayLike, StateModule):
         form: Form,
         inputs: Module | None = None,
         zeros: Array | None = None,
-        outputs: Any = None,
+        outputs: Module | None = None,
     ):
         super().__init__()
         self.integers = integers

@@ -277,7 +277,7 @@ def _row_by_row(x: Array, stored: Sequence[Any], form: Form) -> Any:
     count = _AT_ONCE // len(parts)
     of_group = GROUP // len(parts)
 
-    def step(total: Array, row: Any) -> tuple[Any, None]:
+    def step(total: Array, row: Array) -> tuple[Any, None]:
         own = jax.lax.dynamic_slice_in_dim(integers, row, count)
         by_group = [jax.lax.dynamic_slice_in_dim(each, row // of_group, 1) for each in scales]
         scale, *zeros = (each.astype(jnp.float32) for each in by_group or [jnp.ones(())])
@@ -399,7 +399,7 @@ def _over_outputs(x: Array, integers: Array, scales: Sequence[Any], form: Form) 
     block = _block(size, x.shape[-1], x.shape[0])
     count = size // block
 
-    def multiplied(numbers: Any) -> Any:
+    def multiplied(numbers: Sequence[Array]) -> Any:
         if form.group is None:
             own, of_own = numbers
             return (x @ own.astype(jnp.float32).T) * of_own.astype(jnp.float32).T
