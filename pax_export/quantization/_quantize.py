@@ -129,7 +129,7 @@ def quantize(
         (8, 10)
 
     """
-    options = _Options(bits, group, scheme, activations, rounding, budget, train)
+    options = _IntegerOptions(bits, group, scheme, activations, rounding, budget, train)
     options.check(batches is not None, metric is not None)
     calls = None if batches is None else checked(batches)
     if isinstance(net, Selection):
@@ -192,7 +192,7 @@ def quantize(
 
 
 @dataclass(frozen=True)
-class _Options:
+class _IntegerOptions:
     """The options of all weights."""
 
     bits: int
@@ -250,7 +250,9 @@ class _Options:
         return new or any(each not in known for each, known in zip(own, like))
 
 
-def _trained_and_others(net: Weights, options: _Options) -> tuple[Arrays, Targets, dict[str, str]]:
+def _trained_and_others(
+    net: Weights, options: _IntegerOptions
+) -> tuple[Arrays, Targets, dict[str, str]]:
     """The arrays of rounded weights, the weights to be quantized, and why others are not."""
     arrays: Arrays = {}
     targets: Targets = {}
@@ -300,7 +302,7 @@ def _trainable(targets: Targets, arrays: Arrays) -> dict[str, RoundedArray]:
 def _chosen_bits(
     net: Weights,
     targets: Targets,
-    options: _Options,
+    options: _IntegerOptions,
     calls: Calls | None,
     metric: Metric | None,
 ) -> tuple[Mapping[str, int], Mapping[str, float]]:
