@@ -31,7 +31,7 @@ from pax_export.core import (
     named_modules,
     named_roles,
 )
-from pax_export.export.artifact import foreign
+from pax_export.export.artifact import saved_models
 from pax_export.export.artifact.report import (
     ArrayInfo,
     Report,
@@ -322,8 +322,8 @@ _OBJECTS = "_CHECKPOINTABLE_OBJECT_GRAPH"
 
 def inspect_export(path: Path) -> Inspection:
     """A row for the export, for each signature of several, and for each array."""
-    if foreign.is_foreign(path):
-        found = foreign.describe(path)
+    if saved_models.is_foreign(path):
+        found = saved_models.describe(path)
         calls = {
             key: {name: _named_texts(arrays) for name, arrays in each.items()}
             for key, each in found.signatures.items()
@@ -336,7 +336,7 @@ def inspect_export(path: Path) -> Inspection:
 
 
 def _make_rows(
-    found: foreign.Foreign | Report, title: str, calls: Mapping[str, Mapping[str, Any]]
+    found: saved_models.Foreign | Report, title: str, calls: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[Row]:
     """Yields the rows of an export; `calls` are the columns about each signature."""
     only = [*calls.values()] if len(calls) == 1 else [{}]
@@ -405,7 +405,7 @@ def _count_elements(variable: VariableInfo) -> int:
 
 def arrays_of(path: Path) -> Mapping[str, Any]:
     """The arrays of an export that keeps them by name, by the paths of their leaves."""
-    if foreign.is_foreign(path):
+    if saved_models.is_foreign(path):
         return _saved_variables(path)
     report = read_report(path)
     paths = {variable.name: leaf_path(variable) for variable in report.variables}
@@ -423,7 +423,7 @@ def _saved_variables(path: Path) -> dict[str, Any]:
     """The variables of a SavedModel by their names."""
     train = require("tensorflow.train", "tensorflow", "inspect")
     graphs = require("tensorflow.core.protobuf.trackable_object_graph_pb2", "tensorflow", "inspect")
-    with foreign.unreadable_as_error(path):
+    with saved_models.unreadable_as_error(path):
         reader = train.load_checkpoint(str(path / "variables" / "variables"))
         graph = graphs.TrackableObjectGraph()
         graph.ParseFromString(reader.get_tensor(_OBJECTS))
