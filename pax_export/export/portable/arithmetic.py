@@ -188,28 +188,6 @@ def _bytes(variable: Any) -> int:
     return math.prod(shape) * dtype.itemsize if is_static(shape) else 1 << 62
 
 
-#: Results of more elements than this, and than the operands, are computed when a program runs.
-_FEW = 64
-
-
-def is_known(equation: Equation, operands: Sequence[Any]) -> bool:
-    """Whether a converter evaluates an equation: its results are integers, or moved literals.
-
-    Operands are values of a format, whose ``known`` is the array of a literal, or None.
-    """
-    literals = [each.known for each in operands if each.known is not None]
-    if not operands or len(literals) < len(operands):
-        return False
-    results: list[Any] = [each.aval for each in equation.outvars]
-    is_float = (jax.numpy.issubdtype(e.dtype, jax.numpy.floating) for e in (*operands, *results))
-    if equation.primitive.name not in MOVES and any(is_float):
-        return False
-    if equation.effects or any(True for _ in inner_programs(equation)):
-        return False
-    most = max(_FEW, *map(np.size, literals))
-    return all(is_static(each.shape) and math.prod(each.shape) <= most for each in results)
-
-
 def computed_equation(equation: Equation, operands: Sequence[Any]) -> Sequence[Any]:
     """Evaluates an equation on arrays, by numpy if it gives the same results, else by jax."""
     dtypes = {atom.aval.dtype.name for atom in (*equation.invars, *equation.outvars)} - {"bool"}

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import abc
 import importlib
+import math
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import ModuleType
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
-from pax_export._foundations.jaxpr import interpret, needed_equations, wrapped_program
-from pax_export._foundations.types import Equation, TracedProgram
+import jax.numpy as jnp
+import numpy as np
+
+from pax_export._foundations.jaxpr import (
+    inner_programs,
+    interpret,
+    needed_equations,
+    wrapped_program,
+)
+from pax_export._foundations.types import ArrayLike, Aval, Equation, TracedProgram
 from pax_export.export.portable import kept
+from pax_export.export.portable.arithmetic import MOVES, computed_equation
 from pax_export.export.portable.decompose import (
     decompose,
     decomposed,
@@ -21,6 +32,7 @@ from pax_export.export.portable.decompose import (
 )
 from pax_export.export.portable.decompositions import NotDecomposedError
 from pax_export.export.portable.decompositions.ordering import has_order
+from pax_export.export.portable.program import is_static
 from pax_export.export.portable.real_numbers import NotWrittenError, in_real_numbers
 from pax_export.export.portable.sizes import trace
 
@@ -86,53 +98,92 @@ class RuleTable(dict[str, Rule]):
         return found.when is None or found.when(equation)
 
 
-class ProgramConverter:
-    """Converts programs operation by operation; calls are inlined.
-
-    Args:
-        rules: the rules of the target.
-        constant: returns the value of a constant or literal.
-        by_rule: ``by_rule(rule, equation, operands)`` returns the results of an equation, or None.
-        exact: write NaN as in jax.
-    """
-
-    def __init__(
-        self,
-        rules: RuleTable,
-        constant: Callable[[Any], Any],
-        by_rule: Callable[[Rule, Any, list[Any]], Sequence[Any] | None],
-        exact: bool,
-    ):
-        self._rules, self._constant, self._by_rule = rules, constant, by_rule
-        self._has = partial(rules.has, exact=exact)
-        self._callers: list[Any] = []  # the equations being converted, the outermost first
+class GraphValue(Protocol):
+    """An array of a graph; `known` are the numbers of a literal, as the graph has them."""
 
     @property
-    def source(self) -> tuple[Any, ...]:
+    def dtype(self) -> np.dtype: ...
+    @property
+    def known(self) -> np.ndarray | None: ...
+
+
+V = TypeVar("V", bound=GraphValue)
+
+
+class ProgramConverter(abc.ABC, Generic[V]):
+    """Writes programs as a graph of a format, operation by operation; calls are inlined.
+
+    The graph of a format is a subclass, which is passed to the rules.
+
+    Args:
+        rules: the rules of the format.
+        exact: write NaN as in jax.
+
+    Attributes:
+        operation: what is being written.
+        results: its shapes and dtypes.
+        folds: whether operations on literals are evaluated, if they are of integers or moves.
+    """
+
+    folds = True
+
+    def __init__(self, rules: RuleTable, exact: bool = False):
+        self.operation = ""
+        self.results: Sequence[Aval] = ()
+        self._rules = rules
+        self._has = partial(rules.has, exact=exact)
+        self._callers: list[Equation] = []  # those being converted, the outermost first
+
+    @abc.abstractmethod
+    def constant_value(self, value: ArrayLike) -> V:
+        """The value of a constant or literal."""
+
+    @abc.abstractmethod
+    def rule_value(self, output: Any, struct: Aval, rounds: bool) -> V:
+        """The value of what a rule returned as one of its results; computed numbers are rounded."""
+
+    @property
+    def source(self) -> tuple[Equation, ...]:
         """The equation that is being converted, after its callers."""
         return tuple(self._callers)
 
-    def write(self, program: TracedProgram, operands: Sequence[Any]) -> list[Any]:
-        """Returns the results of any program, in operations that the target has; see `convert`."""
+    def write(self, program: TracedProgram, operands: Sequence[V]) -> list[V]:
+        """Returns the results of any program, in operations that the target has; see `inline`."""
         real = in_real_numbers(program, self._rules.has_complex)
-        return self.convert(decompose(real, self._has), operands)
+        return self.inline(decompose(real, self._has), operands)
 
     def call(
-        self, function: Callable[..., Any], structs: Sequence[Any], operands: Sequence[Any]
-    ) -> list[Any]:
+        self, function: Callable[..., Any], structs: Sequence[Any], operands: Sequence[V]
+    ) -> list[V]:
         """Returns the results of a function of jax, traced for these shapes and dtypes."""
-        return self.convert(decompose(trace(function, structs, {}), self._has), operands)
+        return self.inline(decompose(trace(function, structs, {}), self._has), operands)
 
-    def convert(self, program: TracedProgram, operands: Sequence[Any]) -> list[Any]:
+    def inline(self, program: TracedProgram, operands: Sequence[V]) -> list[V]:
         """Returns the results of a program of operations of the target.
 
         Raises:
             NotWrittenError: for an operation without a rule, or whose rule does not support it.
         """
-        options: Any = {"constant": self._constant, "equations": needed_equations}
+        options: Any = {"constant": self.constant_value, "equations": needed_equations}
         return interpret(program, operands, self._convert_equation, **options)
 
-    def _convert_equation(self, equation: Equation, operands: list[Any]) -> Sequence[Any]:
+    def apply_rule(self, rule: Rule, equation: Equation, operands: Sequence[V]) -> list[V] | None:
+        """Returns the results of an equation by its rule; None where that has none for it."""
+        self.operation, params = kept.operation(equation)
+        self.results = results = [variable.aval for variable in equation.outvars]
+        if self.folds and _is_known(equation, operands):
+            arrays = [np.asarray(x.known).astype(x.dtype) for x in operands]
+            found = computed_equation(equation, arrays)
+            return [self.constant_value(np.asarray(each)) for each in found]
+        rounds = self.operation not in EXACT
+        outputs = rule.function(self, *operands, **params)
+        if outputs is None:
+            return None
+        several = outputs if isinstance(outputs, (list, tuple)) else [outputs]
+        pairs = zip(several, results, strict=True)
+        return [self.rule_value(each, struct, rounds) for each, struct in pairs]
+
+    def _convert_equation(self, equation: Equation, operands: list[V]) -> Sequence[V]:
         self._callers.append(equation)
         try:
             found = None
@@ -140,7 +191,7 @@ class ProgramConverter:
                 found = self._rules.get(kept.operation(equation)[0])
             # Loops may be nested deeper than `decompose` follows operations into themselves.
             if found is not None and (found.when is None or found.when(equation)):
-                results = self._by_rule(found, equation, operands)
+                results = self.apply_rule(found, equation, operands)
                 if results is not None:
                     return results
             inner = wrapped_program(equation)
@@ -148,7 +199,7 @@ class ProgramConverter:
                 inner = decompose(decomposed(equation), self._has)
             if inner is None:
                 raise NotInTargetError(not_decomposed(equation))
-            return self.convert(inner, operands)
+            return self.inline(inner, operands)
         except NotWrittenError:
             raise
         except (NotInTargetError, NotDecomposedError) as error:
@@ -158,3 +209,22 @@ class ProgramConverter:
             raise NotWrittenError(reason, equation, self._callers[:-1]) from error
         finally:
             self._callers.pop()
+
+
+#: Results of more elements than this, and than the operands, are computed when a program runs.
+_FEW = 64
+
+
+def _is_known(equation: Equation, operands: Sequence[GraphValue]) -> bool:
+    """Whether a converter evaluates an equation: its results are integers, or moved literals."""
+    literals = [each.known for each in operands if each.known is not None]
+    if not operands or len(literals) < len(operands):
+        return False
+    results = [each.aval for each in equation.outvars]
+    is_float = (jnp.issubdtype(each.dtype, jnp.floating) for each in (*operands, *results))
+    if equation.primitive.name not in MOVES and any(is_float):
+        return False
+    if equation.effects or any(True for _ in inner_programs(equation)):
+        return False
+    most = max(_FEW, *map(np.size, literals))
+    return all(is_static(each.shape) and math.prod(each.shape) <= most for each in results)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import jax
 import numpy as np
 
-from pax_export._foundations.types import DTypeLike
+from pax_export._foundations.types import ArrayLike, Aval, DTypeLike
 from pax_export.export.formats.onnx.values import (
     OnnxSizes,
     Value,
@@ -20,7 +21,7 @@ from pax_export.export.formats.onnx.values import (
     is_rounded,
     same_shape,
 )
-from pax_export.export.portable import RuleTable
+from pax_export.export.portable import ProgramConverter, RuleTable
 from pax_export.export.portable.sizes import stay_thin
 from pax_export.export.validation.integers import Quantized
 
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
 RULES = RuleTable()
 rule = RULES.rule
 
-#: Converts a program of jax: (program, arguments) to results.
-Inline = Callable[[Any, Sequence[Value]], list[Value]]
 #: The domain of onnxruntime's own operators.
 MICROSOFT = "com.microsoft"
 #: Its attention takes heads whose channels are a multiple of this.
@@ -46,21 +45,20 @@ HEAD_CHANNELS = 8
 Operand: TypeAlias = Value | str | np.ndarray | np.generic | float | None
 
 
-class GraphBuilder:
+class GraphBuilder(ProgramConverter[Value]):
     """Writes the operators of one model; it is passed to the rules, which call it.
 
     ``builder("Add", x, y)`` adds an operator and returns the name of its result. Operands are
     names, `Value`s, numpy arrays, which become constants, or None if omitted.
     """
 
-    def __init__(self, onnx: ModuleType, opset: int, inline: Inline, exact: bool):
+    def __init__(self, onnx: ModuleType, opset: int, exact: bool, accuracy_level: int):
+        super().__init__(RULES, exact)
         self.onnx = onnx
         self.opset = opset
-        self.inline = inline
         self.exact = exact  # whether NaN, ties and signs of zero are guarded
-        self.accuracy_level = 4  # of products of quantized weights
-        self.operation = ""  # what is being written
-        self.results: Sequence[Any] = ()  # its shapes and dtypes
+        self.accuracy_level = accuracy_level  # of products of quantized weights
+        self.known_arrays: dict[int, Value] = {}  # by the `id` of a constant of the program
         self.initializers: dict[str, np.ndarray] = {}
         self.stored: dict[str, str] = {}  # carrier of a weight -> its initializer
         #: Names of transposed arrays -> the transposes that produce them.
@@ -144,10 +142,20 @@ class GraphBuilder:
         saturate = {"saturate": 0} if np.dtype(dtype).name.startswith("float8") else {}
         return {"to": self.type(dtype), **saturate}
 
-    def literal(self, value: Operand) -> Value:
+    def literal(self, value: ArrayLike) -> Value:
         dtype = jax.numpy.result_type(value)
         array = np.asarray(value).astype(carrier(dtype))
         return Value(self.constant(array), np.dtype(dtype), array.shape, array)
+
+    def constant_value(self, value: ArrayLike) -> Value:
+        found = self.known_arrays.get(id(value))
+        return self.literal(value) if found is None else found
+
+    def rule_value(self, output: Value | str, struct: Aval, rounds: bool) -> Value:
+        dtype, shape = np.dtype(struct.dtype), tuple(struct.shape)
+        if isinstance(output, Value):
+            return dataclasses.replace(output, dtype=dtype, shape=shape)
+        return Value(self.fit(output, dtype) if rounds else output, dtype, shape)
 
     def like(self, value: Operand, operand: Value) -> np.ndarray:
         """A number of the type that carries an operand."""

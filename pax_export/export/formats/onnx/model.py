@@ -13,7 +13,6 @@ import numpy as np
 
 from pax_export._foundations.errors import UnsupportedDtypeError, UnsupportedOperationError
 from pax_export._foundations.optional import require
-from pax_export._foundations.types import Equation
 from pax_export.export.formats.onnx import rules
 from pax_export.export.formats.onnx.fusions import (
     arithmetic,
@@ -34,19 +33,14 @@ from pax_export.export.formats.onnx.values import Value, carrier, is_complex, is
 from pax_export.export.lowering.variables import Store
 from pax_export.export.pipeline.format_exporter import portable_program
 from pax_export.export.portable import (
-    EXACT,
     NotInTargetError,
     NotWrittenError,
     PassOptions,
     PortableProgram,
-    ProgramConverter,
-    Rule,
     Weight,
     in_parts,
-    kept,
     written_fast,
 )
-from pax_export.export.portable.arithmetic import computed_equation, is_known
 from pax_export.export.tracing.programs import Program
 from pax_export.export.tracing.source_lines import other_target, refuse_operation
 from pax_export.export.validation.integers import Arithmetic, Quantized
@@ -112,10 +106,7 @@ class _ModelBuilder:
     def __init__(self, onnx: ModuleType, program: Program, store: Store, options: OnnxOptions):
         self._onnx, self._opset = onnx, options.opset
         self._program = program
-        self._constants: dict[int, Value] = {}
-        self._converter = Converter(onnx, options.opset, self._constants, options.exact)
-        self._writer: GraphBuilder = self._converter.builder
-        self._writer.accuracy_level = options.accuracy_level
+        self._writer = GraphBuilder(onnx, options.opset, options.exact, options.accuracy_level)
         self._inputs = [entry.name for entry in program.inputs.flat]
         self._outputs = list(program.output_names)
         self._structs = program.traced.structs[-len(self._inputs) :] if self._inputs else ()
@@ -132,8 +123,8 @@ class _ModelBuilder:
             values = [part for each in portable.weights for part in self._held(each)]
             for key, name in self._constant_names.items():  # of loops and branches
                 if len(stored := self._stored(name)) == 1:
-                    self._constants[key] = stored[0]
-            found = self._converter.write(portable.program, [*values, *inputs])
+                    self._writer.known_arrays[key] = stored[0]
+            found = self._writer.write(portable.program, [*values, *inputs])
         except NotInTargetError as error:
             raise UnsupportedOperationError(
                 f"ONNX cannot express {error}.",
@@ -319,47 +310,6 @@ def _renamed(structure: Mapping[str, Any], new: Mapping[str, str]) -> dict[str, 
     if kind in ("list", "tuple"):
         return {kind: [_renamed(child, new) for child in content]}
     return dict(structure)
-
-
-class Converter:
-    """Writes programs of jax with a `GraphBuilder`; `constants` has the stored arrays by `id`."""
-
-    def __init__(
-        self, onnx: ModuleType, opset: int, constants: Mapping[int, Value], exact: bool = True
-    ):
-        converter = ProgramConverter(RULES, self._constant, self._by_rule, exact)
-        self.write = converter.write
-        self.builder = GraphBuilder(onnx, opset, converter.convert, exact)
-        self._constants = constants
-
-    def _constant(self, value: Any) -> Value:
-        found = self._constants.get(id(value))
-        return self.builder.literal(value) if found is None else found
-
-    def _by_rule(
-        self, rule: Rule, equation: Equation, operands: Sequence[Any]
-    ) -> list[Value] | None:
-        results = [variable.aval for variable in equation.outvars]
-        self.builder.operation, params = kept.operation(equation)
-        self.builder.results = results
-        if is_known(equation, operands):
-            found = computed_equation(equation, [x.known.astype(x.dtype) for x in operands])
-            return [self.builder.literal(np.asarray(each)) for each in found]
-        rounds = self.builder.operation not in EXACT
-        outputs = rule.function(self.builder, *operands, **params)
-        return None if outputs is None else self._values(outputs, results, rounds)
-
-    def _values(self, outputs: Any, results: Sequence[Any], rounds: bool) -> list[Value]:
-        several = outputs if isinstance(outputs, (list, tuple)) else [outputs]
-        values: list[Value] = []
-        for each, result in zip(several, results, strict=True):
-            shaped: dict[str, Any] = {"dtype": np.dtype(result.dtype), "shape": tuple(result.shape)}
-            if isinstance(each, Value):
-                values.append(dataclasses.replace(each, **shaped))
-            else:
-                name = self.builder.fit(each, result.dtype) if rounds else each
-                values.append(Value(name, **shaped))
-        return values
 
 
 # --- Shapes of what loops and branches compute, for importers that know only what a file says ----

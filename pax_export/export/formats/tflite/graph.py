@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from pax_export._foundations.errors import UnsupportedOperationError
-from pax_export._foundations.types import Equation
+from pax_export._foundations.types import ArrayLike, Aval, Equation
 from pax_export.export.formats.tflite import rules
 from pax_export.export.formats.tflite.builder import moves
 from pax_export.export.formats.tflite.builder import operators as lite
@@ -181,21 +181,20 @@ class LazyWeight(NamedTuple):
         return self.weights.stored(self.place)
 
 
-class _GraphConverter:
+class _GraphConverter(ProgramConverter):
     def __init__(
         self, sizes: TfliteSizes, constants: Mapping[int, int], read: Weights, exact: bool
     ):
+        super().__init__(RULES, exact)
         self._sizes, self._constants, self._read = sizes, constants, read
-        self._converter = ProgramConverter(RULES, self._constant, self._by_rule, exact)
-        self.write = self._converter.write
 
     def held(self, weight: Weight) -> list[Any]:
         """Returns an array of a portable program lazily."""
         if weight.name:
             return self._read.lazy(self._read.places[weight.name])
-        return [self._constant(part) for part in in_parts(weight.array)]
+        return [self.constant_value(part) for part in in_parts(weight.array)]
 
-    def _constant(self, value: Any) -> Any:
+    def constant_value(self, value: ArrayLike) -> Any:
         if id(value) in self._constants:
             return self._read.lazy(self._constants[id(value)])[0]()
         value = getattr(value, "val", value)
@@ -208,7 +207,9 @@ class _GraphConverter:
             return value  # its users report the unsupported dtype
         return constant(value)
 
-    def _by_rule(self, rule: Rule, equation: Equation, operands: list[Any]) -> list[Any] | None:
+    def apply_rule(
+        self, rule: Rule, equation: Equation, operands: Sequence[Any]
+    ) -> list[Any] | None:
         name, attributes = kept.operation(equation)
         operation = Operation(
             name,
@@ -216,16 +217,35 @@ class _GraphConverter:
             [atom.aval for atom in equation.invars],
             [variable.aval for variable in equation.outvars],
             self._sizes,
-            self._converter.convert,
-            self._converter.call,
+            self.inline,
+            self.call,
         )
-        stored = rule.options.get("stored", False)
+        stored, thin = (rule.options.get(each, False) for each in ("stored", "thin"))
         _check_dtypes(operation, stored)
-        with of_source(self._converter.source):
+        with of_source(self.source):
             values = [_now(each, stored) for each in operands]
-            return _apply_rule(
-                rule, operation, values, {} if attributes is equation.params else attributes
-            )
+            if not thin:
+                pairs = zip(values, operation.operands)
+                values = [full(each, struct.shape, self._sizes) for each, struct in pairs]
+            options = {} if attributes is equation.params else attributes
+            outputs = rule.function(operation, *values, **options)
+            if outputs is None:
+                return None
+            outputs = outputs if isinstance(outputs, list) else [outputs]
+            rounds = operation.name not in _EXACT
+            pairs = zip(outputs, operation.results)
+            return [self.rule_value(each, struct, rounds) for each, struct in pairs]
+
+    def rule_value(self, output: TensorLike, struct: Aval, rounds: bool) -> Any:
+        """Halves are computed as float32; each operation of jax rounds its result."""
+        name = kind(struct)
+        if not rounds or name not in ("float16", "bfloat16"):
+            return output
+        return lite.cast(lite.cast(output, name), lite.float32)
+
+
+#: Rules of integers wrap these by themselves.
+_EXACT = EXACT | {"neg", "abs"}
 
 
 def _check_dtypes(operation: Operation, stored: bool) -> None:
@@ -234,30 +254,3 @@ def _check_dtypes(operation: Operation, stored: bool) -> None:
         name = kind(struct)
         if name not in CARRIERS:
             raise NotInTargetError(f"it does not compute with {name}.")
-
-
-def _apply_rule(
-    rule: Rule, operation: Operation, operands: list[Any], attributes: Mapping[str, Any]
-) -> list[Any] | None:
-    if not rule.options.get("thin"):
-        shapes = [struct.shape for struct in operation.operands]
-        operands = [full(*each, operation.sizes) for each in zip(operands, shapes)]
-    results = rule.function(operation, *operands, **attributes)
-    if results is None:
-        return None
-    results = results if isinstance(results, list) else [results]
-    if operation.name in _EXACT:
-        return results
-    return [_rounded(value, struct) for value, struct in zip(results, operation.results)]
-
-
-#: Rules of integers wrap these by themselves.
-_EXACT = EXACT | {"neg", "abs"}
-
-
-def _rounded(value: TensorLike, struct: object) -> Any:
-    """Halves are computed as float32; each operation of jax rounds its result."""
-    name = kind(struct)
-    if name not in ("float16", "bfloat16"):
-        return value
-    return lite.cast(lite.cast(value, name), lite.float32)

@@ -22,18 +22,13 @@ from pax_export.export.formats.torch.values import RULES, TorchValue, carrier, i
 from pax_export.export.lowering.variables import Store
 from pax_export.export.pipeline.format_exporter import portable_program
 from pax_export.export.portable import (
-    EXACT,
     NotInTargetError,
     NotWrittenError,
     PassOptions,
     PortableProgram,
-    ProgramConverter,
-    Rule,
     in_parts,
-    kept,
     written_fast,
 )
-from pax_export.export.portable.arithmetic import computed_equation, is_known
 from pax_export.export.tracing.programs import Program
 from pax_export.export.tracing.source_lines import refuse_operation
 
@@ -41,7 +36,6 @@ if TYPE_CHECKING:
     import jax
     from torch.fx import Graph, Node
 
-    from pax_export._foundations.types import ArrayLike, Equation
     from pax_export.export.portable.program import Weight
 
 RULES.load(rules)
@@ -94,8 +88,7 @@ class _Writer:
         self._changes = changes
         self._module, self._program = module, program
         self._variables = {each.name: each for each in store.variables}
-        converter = ProgramConverter(RULES, self._constant, self._by_rule, exact=False)
-        self._builder = TorchGraph(converter, program.inputs.dimensions, own, live, trains)
+        self._builder = TorchGraph(program.inputs.dimensions, own, live, trains)
 
     def write_method(self, portable: PortableProgram) -> TorchMethod:
         builder, program = self._builder, self._program
@@ -191,7 +184,7 @@ class _Writer:
     def _weight(self, node: Node, weight: Weight) -> list[TorchValue]:
         builder = self._builder
         if not weight.name:
-            return [builder.literal_of(part) for part in in_parts(weight.array)]
+            return [builder.constant_value(part) for part in in_parts(weight.array)]
         array = weight.array
         dtype = np.dtype(array.dtype)
         if dtype.kind == "c":
@@ -215,39 +208,3 @@ class _Writer:
         if dtype.name in ("int4", "uint4", "int2", "uint2"):
             return self._builder.cast_to(node, "int8")
         return self._builder.cast_to(node, dtype.name) if is_wrapped(dtype) else node
-
-    def _constant(self, value: ArrayLike) -> TorchValue:
-        return self._builder.literal_of(value)
-
-    def _by_rule(
-        self, rule: Rule, equation: Equation, operands: Sequence[Any]
-    ) -> list[TorchValue] | None:
-        builder = self._builder
-        results = [variable.aval for variable in equation.outvars]
-        builder.operation, params = kept.operation(equation)
-        builder.results = results
-        if is_known(equation, operands):
-            arrays = [x.known.astype(x.dtype) for x in operands]
-            return [builder.literal_of(np.asarray(e)) for e in computed_equation(equation, arrays)]
-        rounds = builder.operation not in EXACT
-        outputs = rule.function(builder, *operands, **params)
-        return None if outputs is None else self._values(outputs, results, rounds)
-
-    def _values(
-        self,
-        outputs: Node | TorchValue | list[Node | TorchValue],
-        results: Sequence[Any],
-        rounds: bool,
-    ) -> list[TorchValue]:
-        several = list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
-        values: list[TorchValue] = []
-        for each, result in zip(several, results, strict=True):
-            shaped: dict[str, Any] = {"dtype": np.dtype(result.dtype), "shape": tuple(result.shape)}
-            if isinstance(each, TorchValue):
-                values.append(dataclasses.replace(each, **shaped))
-            else:
-                node = self._builder.fit_to(each, result.dtype) if rounds else each
-                if hasattr(node, "meta"):
-                    node.meta["shape"] = shaped["shape"]
-                values.append(TorchValue(node, **shaped))
-        return values

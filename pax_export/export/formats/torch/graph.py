@@ -4,6 +4,7 @@
 # torch is not among the packages of the tests.
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import operator
@@ -19,22 +20,22 @@ from pax_export.export.formats.torch import loops
 from pax_export.export.formats.torch.run import from_numpy
 from pax_export.export.formats.torch.sizes import TorchSizes
 from pax_export.export.formats.torch.values import (
+    RULES,
     TorchValue,
     carrier,
     in_carrier,
     is_rounded_by_torch,
     is_wrapped,
 )
-from pax_export.export.portable import NotInTargetError
+from pax_export.export.portable import NotInTargetError, ProgramConverter
 from pax_export.export.portable.sizes import stay_thin
 
 if TYPE_CHECKING:
     from torch.fx import Node
     from torch.fx.node import Argument
 
-    from pax_export._foundations.types import ArrayLike, DTypeLike, Size, TracedProgram
+    from pax_export._foundations.types import ArrayLike, Aval, DTypeLike, Size, TracedProgram
     from pax_export.export.formats.torch.own_rules import OwnRule
-    from pax_export.export.portable import ProgramConverter
 
     Operand: TypeAlias = TorchValue | Argument
 
@@ -69,7 +70,7 @@ def prune_graph(graph: torch.fx.Graph) -> None:
             graph.erase_node(node)
 
 
-class TorchGraph:
+class TorchGraph(ProgramConverter[TorchValue]):
     """Writes the calls of one model; it is passed to the rules, which call it.
 
     ``builder("add", x, y)`` adds a call of ``torch.add`` and returns its node. Operands are nodes,
@@ -79,18 +80,11 @@ class TorchGraph:
     loops = loops
 
     def __init__(
-        self,
-        converter: ProgramConverter,
-        variables: Sequence[str],
-        own_rules: Sequence[OwnRule],
-        live: bool,
-        trains: bool,
+        self, variables: Sequence[str], own_rules: Sequence[OwnRule], live: bool, trains: bool
     ):
-        self.inline, self.write = converter.convert, converter.write
+        super().__init__(RULES)
         self.variables = tuple(variables)  # the symbolic sizes of the program
         self.own_rules, self.live, self.trains = own_rules, live, trains
-        self.operation = ""  # what is being written
-        self.results: Sequence[Any] = ()  # its shapes and dtypes
         self._frames: list[TorchFrame] = []
         self._count = 0
 
@@ -192,7 +186,16 @@ class TorchGraph:
             raise NotInTargetError(f"of {name}, which torch lacks")
         return getattr(torch, name)
 
-    def literal_of(self, value: ArrayLike) -> TorchValue:
+    def rule_value(self, output: Node | TorchValue, struct: Aval, rounds: bool) -> TorchValue:
+        dtype, shape = np.dtype(struct.dtype), tuple(struct.shape)
+        if isinstance(output, TorchValue):
+            return dataclasses.replace(output, dtype=dtype, shape=shape)
+        node = self.fit_to(output, dtype) if rounds else output
+        if hasattr(node, "meta"):
+            node.meta["shape"] = shape
+        return TorchValue(node, dtype, shape)
+
+    def constant_value(self, value: ArrayLike) -> TorchValue:
         dtype = jax.numpy.result_type(value)
         array = in_carrier(np.asarray(value).astype(dtype))
         return TorchValue(None, np.dtype(dtype), array.shape, array)

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import jax
 import numpy as np
 
-from pax_export._foundations.types import ArrayLike, DTypeLike, Size
+from pax_export._foundations.types import ArrayLike, Aval, DTypeLike, Equation, Size
 from pax_export.export.formats.saved_model.operations.operators import OPERATORS
 from pax_export.export.formats.saved_model.operations.sizes import TensorSizes
 from pax_export.export.formats.saved_model.proto.nodes import (
@@ -24,7 +24,7 @@ from pax_export.export.formats.saved_model.proto.nodes import (
     add_node,
     dtype_number,
 )
-from pax_export.export.portable import NotInTargetError, ProgramConverter, RuleTable
+from pax_export.export.portable import NotInTargetError, ProgramConverter, Rule, RuleTable
 from pax_export.export.portable.sizes import is_number, same_shape, same_size, stay_thin
 
 #: The rules that write primitives as operators: functions ``rule(builder, *operands,
@@ -84,7 +84,7 @@ class Output:
 Value: TypeAlias = Output | np.ndarray | int | Sequence[int]
 
 
-class NodeBuilder:
+class NodeBuilder(ProgramConverter[Output]):
     """Writes the operators of one program; it is passed to the rules, which call it.
 
     ``builder("AddV2", x, y)`` adds an operator and returns its result, or a list of several.
@@ -92,11 +92,12 @@ class NodeBuilder:
     of tensors. Dtypes among attributes are found by the table of operators.
     """
 
-    def __init__(self, converter: ProgramConverter, differentiable: bool):
-        self.inline, self.call = converter.convert, converter.call
-        self.operation = ""  # what is being written
+    folds = False  # as TensorFlow does, when it loads a model
+
+    def __init__(self, differentiable: bool):
+        super().__init__(RULES)
         self.differentiable = differentiable  # by TensorFlow
-        self.results: Sequence[Any] = ()  # its shapes and dtypes
+        self.known_arrays: dict[int, Output] = {}  # by the `id` of a constant of the program
         self.frame = self._root = Frame()
         self.sizes = TensorSizes(self._in_root)
         self.functions: list[Message] = []
@@ -189,6 +190,23 @@ class NodeBuilder:
         dtype = np.dtype(jax.numpy.result_type(value) if dtype is None else dtype)
         array = np.asarray(value).astype(dtype)
         return Output("", dtype, array.shape, None, array)
+
+    def constant_value(self, value: ArrayLike) -> Output:
+        found = self.known_arrays.get(id(value))
+        return self.literal(getattr(value, "val", value)) if found is None else found
+
+    def apply_rule(
+        self, rule: Rule, equation: Equation, operands: Sequence[Output]
+    ) -> list[Output] | None:
+        outside = self.operation, self.results
+        outputs = super().apply_rule(rule, equation, operands)
+        self.operation, self.results = outside
+        return outputs
+
+    def rule_value(self, output: Output, struct: Aval, rounds: bool) -> Output:
+        if output.dtype != np.dtype(struct.dtype):
+            raise NotInTargetError(f"with a result of {output.dtype} for {struct.dtype}")
+        return dataclasses.replace(output, shape=tuple(struct.shape))
 
     def like(self, value: ArrayLike, operand: Output) -> np.ndarray:
         """A number of the dtype of an operand."""

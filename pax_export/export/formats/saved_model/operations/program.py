@@ -12,7 +12,7 @@ import numpy as np
 from pax_export._foundations.errors import UnsupportedOperationError
 from pax_export._foundations.jax import is_key
 from pax_export._foundations.jaxpr import jaxpr_primitives
-from pax_export._foundations.types import Aval, Equation
+from pax_export._foundations.types import Aval
 from pax_export.export.artifact import dimensions, saved_models
 from pax_export.export.formats.saved_model.operations import rules
 from pax_export.export.formats.saved_model.operations.derivatives import differentiates
@@ -24,10 +24,7 @@ from pax_export.export.portable import (
     NotWrittenError,
     PassOptions,
     PortableProgram,
-    ProgramConverter,
-    Rule,
     in_parts,
-    kept,
     optimized,
 )
 from pax_export.export.portable.program import uses
@@ -137,26 +134,26 @@ class _GraphWriter:
 
     def __post_init__(self) -> None:
         self._rows: dict[str, Any] = {}  # sizes that may be 0, while one row is computed
-        self._converter = ProgramConverter(RULES, self._constant, self._by_rule, exact=False)
-        self._builder = NodeBuilder(self._converter, self.differentiable)
+        self._builder = NodeBuilder(self.differentiable)
 
     def write(self) -> OperationsGraph:
         builder = self._builder
         builder.operation = "inputs"
-        tensors = self._operands = {index: self._taken(index) for index in self.kept}
+        tensors = {index: self._taken(index) for index in self.kept}
         symbolic = [
             (self.names.get(index, ""), x, dtypes.stored(self.structs[index]).shape)
             for index, x in tensors.items()
         ]
         tensors = self._checks(builder.sizes.learn(symbolic), tensors)
-        tensors = self._operands = self._with_rows(tensors)
+        tensors = self._with_rows(tensors)
+        builder.known_arrays = {key: tensors[index] for key, index in self.held.items()}
         operands: list[Any] = []
         for at, index in enumerate(self.operands):
             if index >= 0:
                 operands += self._parts(index, tensors.get(index))
             else:
                 operands += map(builder.literal, in_parts(self.program.weights[at].array))
-        found = iter(self._converter.write(self.program.program, operands))
+        found = iter(builder.write(self.program.program, operands))
         builder.operation = "outputs"
         nodes, results = builder.finish([self._given(struct, found) for struct in self.results])
         return OperationsGraph(self.kept, nodes, results, builder.functions)
@@ -253,29 +250,3 @@ class _GraphWriter:
             return one
         other = self._without_rows(next(found))
         return self._builder("Complex", one, other, Tout=np.dtype(struct.dtype))
-
-    def _constant(self, value: Any) -> Output:
-        if (index := self.held.get(id(value))) is not None:
-            return self._operands[index]
-        return self._builder.literal(getattr(value, "val", value))
-
-    def _by_rule(
-        self, rule: Rule, equation: Equation, operands: Sequence[Any]
-    ) -> list[Output] | None:
-        builder, results = self._builder, [variable.aval for variable in equation.outvars]
-        outside = builder.operation, builder.results
-        builder.operation, params = kept.operation(equation)
-        builder.results = results
-        outputs = rule.function(builder, *operands, **params)
-        builder.operation, builder.results = outside
-        if outputs is None:
-            return None
-        several = outputs if isinstance(outputs, (list, tuple)) else [outputs]
-        return [_as(x, result) for x, result in zip(several, results, strict=True)]
-
-
-def _as(tensor: Output, struct: Aval) -> Output:
-    """A result of a rule, with the shape that jax knows."""
-    if tensor.dtype != np.dtype(struct.dtype):
-        raise NotInTargetError(f"with a result of {tensor.dtype} for {struct.dtype}")
-    return dataclasses.replace(tensor, shape=tuple(struct.shape))
