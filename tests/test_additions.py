@@ -44,7 +44,7 @@ FORMAT = """
 OPERATION = """
     import jax.numpy as jnp
 
-    from pax_export.export.portable.decompositions.registry import decomposes
+    from pax_export.export.portable.decompositions import decomposes
 
     @decomposes("twice")
     def twice(x, *, by):

@@ -29,7 +29,7 @@ from pax_export.export.lowering.lower import (
     lower_traced,
 )
 from pax_export.export.lowering.variables import Store
-from pax_export.export.portable.dequantize_ahead import StoredIntegers, dequantized_ahead
+from pax_export.export.portable.for_xla import StoredIntegers, dequantized_ahead
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.flops import work_fields, work_of

@@ -14,7 +14,7 @@ import numpy as np
 from pax_export._foundations.types import ArrayLike, DTypeLike
 from pax_export.checkpoint import StoredArray, on_host
 from pax_export.export.artifact.report import VariableInfo
-from pax_export.export.portable.dequantize_ahead import numbers_of
+from pax_export.export.portable.for_xla import numbers_of
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.exportable import ExportLeaf
 from pax_export.export.tracing.names import legal_names

@@ -4,9 +4,9 @@
 `decompose` runs after them, and replaces primitives that a target lacks.
 """
 
-from pax_export.export.portable.decompose import decompose as decompose
-from pax_export.export.portable.decompose import not_decomposed as not_decomposed
 from pax_export.export.portable.decompositions import NotDecomposedError as NotDecomposedError
+from pax_export.export.portable.decompositions import decompose as decompose
+from pax_export.export.portable.decompositions import not_decomposed as not_decomposed
 from pax_export.export.portable.passes import PassOptions as PassOptions
 from pax_export.export.portable.passes import optimized as optimized
 from pax_export.export.portable.passes import written_fast as written_fast

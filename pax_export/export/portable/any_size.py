@@ -17,17 +17,13 @@ from jax.lax import linalg
 
 from pax_export._foundations.jax import find_sparse, is_key, scan_operands
 from pax_export._foundations.types import Array, Equation, Size, TracedProgram
+from pax_export.export.portable.decompositions import greatest, least
 from pax_export.export.portable.decompositions.linear_algebra import (
     cholesky_update,
     ormqr,
     tridiagonal_solve,
 )
-from pax_export.export.portable.decompositions.reductions import (
-    by_loop,
-    greatest,
-    least,
-    reduce_prod,
-)
+from pax_export.export.portable.decompositions.reductions import by_loop, reduce_prod
 from pax_export.export.portable.fourier import fourier_sums
 from pax_export.export.portable.program import is_static, rewritten, traced
 from pax_export.export.portable.sizes import trace

@@ -27,8 +27,7 @@ from pax_export._foundations.jaxpr import (
 )
 from pax_export._foundations.types import Array, Atom, Aval, Equation, TracedProgram
 from pax_export.export.portable.complex_numbers import COMPLEX, half_dtype, on_pairs
-from pax_export.export.portable.decompose import Has, decompose
-from pax_export.export.portable.decompositions.registry import NotDecomposedError
+from pax_export.export.portable.decompositions import Has, NotDecomposedError, decompose
 from pax_export.export.portable.fourier import fourier_products as fourier_products
 from pax_export.export.portable.kept import PREFIX
 from pax_export.export.portable.program import CONTROL, ProgramRewriter, call_of

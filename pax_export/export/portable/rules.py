@@ -24,14 +24,14 @@ from pax_export._foundations.jaxpr import (
 from pax_export._foundations.types import ArrayLike, Aval, Equation, TracedProgram
 from pax_export.export.portable import kept
 from pax_export.export.portable.arithmetic import MOVES, computed_equation
-from pax_export.export.portable.decompose import (
+from pax_export.export.portable.decompositions import (
+    NotDecomposedError,
     decompose,
     decomposed,
     not_decomposed,
     third_party_implementation,
 )
-from pax_export.export.portable.decompositions import NotDecomposedError
-from pax_export.export.portable.decompositions.ordering import has_order
+from pax_export.export.portable.decompositions.reductions import has_order
 from pax_export.export.portable.program import is_static
 from pax_export.export.portable.real_numbers import NotWrittenError, in_real_numbers
 from pax_export.export.portable.sizes import trace

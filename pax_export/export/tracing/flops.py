@@ -18,8 +18,7 @@ from pax_export._foundations.jaxpr import inner_programs, jaxpr_of
 from pax_export._foundations.types import Atom, Equation, Jaxpr, Size, TracedProgram
 from pax_export.core import path_in
 from pax_export.export.artifact import dimensions
-from pax_export.export.portable.decompose import decomposed
-from pax_export.export.portable.decompositions import NotDecomposedError
+from pax_export.export.portable.decompositions import NotDecomposedError, decomposed
 
 _FREE = frozenset(
     "broadcast_in_dim reshape transpose squeeze slice dynamic_slice "

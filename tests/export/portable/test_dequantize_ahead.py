@@ -8,7 +8,7 @@ from jax.extend.core import jaxpr_as_fun
 
 import pax_export as pax
 from pax_export._foundations.jaxpr import jaxpr_primitives
-from pax_export.export.portable.dequantize_ahead import dequantized_ahead
+from pax_export.export.portable.for_xla import dequantized_ahead
 from pax_export.precision.quantized import rows, times, times_transposed
 from tests.closeness import assert_close
 

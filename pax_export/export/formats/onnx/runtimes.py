@@ -25,7 +25,7 @@ _PACKAGES = {"openvino": ("openvino",), "iree": ("iree.compiler", "iree.runtime"
 NAMES = tuple(_PACKAGES)
 #: The npm package of `web`.
 WEB = "onnxruntime-web"
-_FILE = "pax_export.export.formats.onnx.run_others"
+_FILE = "pax_export.export.formats.onnx.run"
 #: The time limit of a runtime for all calls of a model, in seconds.
 SECONDS = 600.0
 

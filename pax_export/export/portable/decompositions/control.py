@@ -11,7 +11,7 @@ from jax import lax
 
 from pax_export._foundations.jaxpr import bind_equation, branch_for_cpu, interpret, jaxpr_of
 from pax_export._foundations.types import Array, Equation, TracedProgram
-from pax_export.export.portable.decompositions.registry import NotDecomposedError, decomposes
+from pax_export.export.portable.decompositions import NotDecomposedError, decomposes
 from pax_export.export.portable.kept import call
 
 

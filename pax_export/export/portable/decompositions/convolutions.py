@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 
 from pax_export._foundations.types import Array, DTypeLike, Equation, Size
-from pax_export.export.portable.decompositions.registry import NotDecomposedError, decomposes
+from pax_export.export.portable.decompositions import NotDecomposedError, decomposes
 from pax_export.export.portable.program import is_static
 from pax_export.export.portable.sizes import is_number, same_size
 

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from pax_export._foundations.types import Array
+from pax_export.export.portable.decompositions import NotDecomposedError, decomposes
 from pax_export.export.portable.decompositions.linear_algebra import require_static, transposed
-from pax_export.export.portable.decompositions.registry import NotDecomposedError, decomposes
 
 #: The number of sweeps until convergence, in float32 or float64.
 _SWEEPS = 12

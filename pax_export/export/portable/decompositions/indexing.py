@@ -16,8 +16,8 @@ from jax import lax
 
 from pax_export._foundations.types import Array, ArrayLike, TracedProgram
 from pax_export.export.portable import kept
-from pax_export.export.portable.decompositions.reductions import of_arrays
-from pax_export.export.portable.decompositions.registry import NotDecomposedError, decomposes
+from pax_export.export.portable.decompositions import NotDecomposedError, decomposes
+from pax_export.export.portable.decompositions.reductions import of_arrays, ordered, unordered
 from pax_export.export.portable.program import is_static
 from pax_export.export.portable.sizes import has_no_elements, same_size
 
@@ -235,17 +235,6 @@ def _moved_inside(
         most = _numbers([size - width]).astype(start.dtype)
         found.append(_between(start, most).astype(np.int32))
     return found
-
-
-def ordered(x: Array) -> Any:
-    """Maps unsigned integers to signed ones in the same order."""
-    first = jnp.array(1 << (8 * x.dtype.itemsize - 1), x.dtype)
-    return lax.bitcast_convert_type(x ^ first, f"int{8 * x.dtype.itemsize}")
-
-
-def unordered(x: Array) -> Any:
-    """The inverse of `ordered`."""
-    return lax.bitcast_convert_type(x ^ jnp.iinfo(x.dtype).min, f"u{x.dtype.name}")
 
 
 class _Starts:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pax_export._foundations.types import Array, DTypeLike, Size
-from pax_export.export.portable.decompositions.registry import NotDecomposedError, decomposes
+from pax_export.export.portable.decompositions import NotDecomposedError, decomposes
 from pax_export.precision import quantized
 
 

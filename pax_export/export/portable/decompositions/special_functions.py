@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from pax_export._foundations.types import Array
+from pax_export.export.portable.decompositions import decomposes
 from pax_export.export.portable.decompositions.elementary import polynomial
-from pax_export.export.portable.decompositions.registry import decomposes
 
 #: Abramowitz and Stegun, 9.8.1 to 9.8.4: below 3.75 in (x / 3.75)**2, and beyond in 3.75 / x.
 _I0_NEAR = (1.0, 3.5156229, 3.0899424, 1.2067492, 0.2659732, 0.0360768, 0.0045813)

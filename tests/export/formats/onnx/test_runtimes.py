@@ -17,7 +17,7 @@ from pax_export.errors import (
     ValidationError,
 )
 from pax_export.export import load, spec, to_onnx
-from pax_export.export.formats.onnx import run_others, runtimes
+from pax_export.export.formats.onnx import run, runtimes
 from tests.closeness import assert_close
 from tests.export import planted_runtimes
 
@@ -150,7 +150,7 @@ def test_openvino_has_the_numbers_without_a_sign_that_it_can_have(tmp_path, func
     to_onnx(function, tmp_path / "m.onnx", spec("n", dtype))
     x = np.array([0, 1, 2, 3.5, 2**31 - 1, 2**31, 2**32 - 1])
     x = np.minimum(x, 5).astype(dtype) if dtype == "float32" else x.astype(dtype)
-    (found,) = run_others.openvino(str(tmp_path / "m.onnx"), [{"inputs": {"x": x}}])
+    (found,) = run.openvino(str(tmp_path / "m.onnx"), [{"inputs": {"x": x}}])
     (actual,) = found.values()
     assert np.array_equal(actual, function(jnp.asarray(x)))
 
@@ -231,7 +231,7 @@ def test_iree_runs_loops_branches_and_sorts(tmp_path, function, shape):
     to_onnx(function, tmp_path / "m.onnx", spec(shape), exact=True)
     x = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
     x = np.concatenate([x[:3], x[:1]])  # some ties
-    (found,) = run_others.iree(str(tmp_path / "m.onnx"), [{"inputs": {"x": x}}])
+    (found,) = run.iree(str(tmp_path / "m.onnx"), [{"inputs": {"x": x}}])
     for actual, right in zip(found.values(), jax.tree.leaves(function(x)), strict=True):
         assert actual.dtype == right.dtype
         assert_close(actual, right, 1e-6)

@@ -14,9 +14,10 @@ from jax import lax
 import pax_export as pax
 from pax_export.errors import UnsupportedOperationError
 from pax_export.export import load, spec, to_tflite
-from pax_export.export.formats.tflite.builder import loops, moves, operators
+from pax_export.export.formats.tflite.builder import moves, operators
 from pax_export.export.formats.tflite.builder.encode import TfliteSignature, encode
 from pax_export.export.formats.tflite.builder.graph import Graph
+from pax_export.export.formats.tflite.rules.control import write_while
 from tests.closeness import assert_close
 
 WITHOUT_TENSORFLOW = """
@@ -171,7 +172,7 @@ def test_arrays_are_moved_at_once_as_litert_does(name):
 
 def test_loops_may_exchange_what_they_carry():
     def function(x, y):
-        return loops.while_loop(
+        return write_while(
             lambda step, one, other: operators.less(step, 3),
             lambda step, one, other: (step + 1, other, one),
             [operators.constant(0), x, y],

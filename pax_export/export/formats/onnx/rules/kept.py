@@ -15,7 +15,7 @@ from pax_export.export.formats.onnx.graph import (
     Operand,
     rule,
 )
-from pax_export.export.formats.onnx.rules.reductions import reduced
+from pax_export.export.formats.onnx.rules.arithmetic import reduced
 from pax_export.export.formats.onnx.values import Value
 
 Row = Callable[..., Any]

@@ -32,7 +32,7 @@ from pax_export._foundations.errors import (
 )
 from pax_export._foundations.files import atomic, system
 from pax_export.export.artifact.report import Report, read_report
-from pax_export.export.formats.onnx.run_others import pack_array, unpack_array
+from pax_export.export.formats.onnx.run import pack_array, unpack_array
 from pax_export.export.formats.onnx.web import javascript_name
 
 #: The environment variable with the path of the browser.

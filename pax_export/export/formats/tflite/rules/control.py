@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,9 +10,15 @@ import numpy as np
 from pax_export._foundations.jax import scan_operands
 from pax_export._foundations.jaxpr import jaxpr_of
 from pax_export._foundations.types import PyTree, TracedProgram
-from pax_export.export.formats.tflite.builder import loops, moves
+from pax_export.export.formats.tflite.builder import moves
 from pax_export.export.formats.tflite.builder import operators as lite
-from pax_export.export.formats.tflite.builder.graph import TensorLike
+from pax_export.export.formats.tflite.builder.graph import (
+    Graph,
+    Tensor,
+    TensorLike,
+    current,
+    tensor,
+)
 from pax_export.export.formats.tflite.rules.layout import bytes_of, updated
 from pax_export.export.formats.tflite.tensors import (
     CARRIERS,
@@ -52,7 +58,7 @@ def _invariants(structs: Sequence[Any]) -> list[Any]:
 
 
 @rule("while", thin=True, when=is_of_one)
-def while_loop(op: Operation, *operands: TensorLike) -> list[Any]:
+def while_(op: Operation, *operands: TensorLike) -> list[Any]:
     first = op.params["cond_nconsts"]
     last = first + op.params["body_nconsts"]
     structs = op.results
@@ -68,7 +74,7 @@ def while_loop(op: Operation, *operands: TensorLike) -> list[Any]:
         return _flat(op, op.run(op.params["body_jaxpr"], values), structs)
 
     shapes = _invariants(structs)
-    return _values(loops.while_loop(going, body, start, shape_invariants=shapes), structs)
+    return _values(write_while(going, body, start, shape_invariants=shapes), structs)
 
 
 @rule("scan", thin=True)
@@ -106,7 +112,7 @@ def scan(op: Operation, *operands: TensorLike) -> list[Any]:
             state = body(lite.constant(number), *state[1:])
         return _values(state[1:], structs)
     begun, shapes = [lite.constant(0), *flat], [[], *_invariants(structs)]
-    _, *results = loops.while_loop(
+    _, *results = write_while(
         lambda step, *_: lite.less(step, count), body, begun, shape_invariants=shapes
     )
     if not is_static(count):
@@ -134,4 +140,89 @@ def cond(op: Operation, which: TensorLike, *operands: TensorLike) -> list[Any]:
         return lambda: _flat(op, op.run(branch, list(operands)), op.results)
 
     first, second = map(run, op.params["branches"])
-    return _values(loops.cond(lite.less_equal(which, 0), first, second), op.results)
+    return _values(_write_if(lite.less_equal(which, 0), first, second), op.results)
+
+
+# --- Loops and branches as subgraphs with captured inputs ---
+
+
+def write_while(
+    going: Callable[..., Tensor],
+    body: Callable[..., Sequence[Any]],
+    start: Sequence[Any],
+    shape_invariants: Sequence[Sequence[Any]],
+) -> list[Tensor]:
+    """The last state of a loop; the shapes are those that every state has."""
+    outer = current()
+    start = [tensor(each) for each in start]
+    test, step = Graph("while_cond", outer), Graph("while_body", outer)
+    for graph in (test, step):
+        for each, shape in zip(start, shape_invariants):
+            graph.placeholder(shape, each.dtype)
+    with test.active():
+        test.outputs = [test.own(tensor(going(*test.inputs)))]
+    with step.active():
+        results = [step.own(tensor(each)) for each in body(*step.inputs)]
+        # The next state is written over this one, so what moves to another place is copied.
+        step.outputs = [
+            each if each is here or each.operator else moves.identity(each)
+            for each, here in zip(results, step.inputs)
+        ]
+    inputs = [*start, *_captured(outer, (test, step))]
+    step.outputs += step.inputs[len(start) :]
+    shapes = [(shape, each.dtype) for each, shape in zip(start, shape_invariants)]
+    shapes += [(each.shape, each.dtype) for each in inputs[len(start) :]]
+    graphs = {"cond_subgraph_index": test, "body_subgraph_index": step}
+    return _append(outer, "WHILE", inputs, shapes, graphs)[: len(start)]
+
+
+def _write_if(which: Tensor, here: Callable, there: Callable) -> list[Tensor]:
+    """Returns the results of one of two functions with equal dtypes and ranks."""
+    if which.value is not None:
+        return list(here() if bool(which.value) else there())
+    outer = current()
+    graphs = {
+        "then_subgraph_index": Graph("then", outer),
+        "else_subgraph_index": Graph("else", outer),
+    }
+    for graph, function in zip(graphs.values(), (here, there)):
+        with graph.active():
+            results = [graph.own(tensor(each)) for each in function()]
+            graph.outputs = [each if each.operator else _copied(each) for each in results]
+    inputs = [which, *_captured(outer, tuple(graphs.values()))]
+    first, second = (graph.outputs for graph in graphs.values())
+    shapes = [
+        ([n if n == m else None for n, m in zip(one.shape, other.shape)], one.dtype)
+        for one, other in zip(first, second)
+    ]
+    return _append(outer, "IF", inputs, shapes, graphs)
+
+
+def _copied(result: Tensor) -> Tensor:
+    """A result of a branch, in memory of its own.
+
+    LiteRT's RESHAPE may return the memory of a constant, which its IF frees; SLICE copies.
+    """
+    if result.value is None or not result.shape.size:
+        return moves.identity(result)
+    flat = moves.reshape(result, [-1])
+    ends = [constant(np.array([each], np.int32)) for each in (0, -1)]
+    (copy,) = current().append("SLICE", [flat, *ends], [(flat.shape, flat.dtype)], {})
+    return moves.reshape(copy, list(result.shape))
+
+
+def _captured(outer: Graph, graphs: Sequence[Graph]) -> list[Tensor]:
+    """Makes outer tensors that the graphs read into inputs of all of them."""
+    found = list(dict.fromkeys(each for graph in graphs for each, _ in graph.captured))
+    for graph in graphs:
+        graph.inputs += [graph.own(each) for each in found]
+    return [outer.own(each) for each in found]
+
+
+def _append(
+    outer: Graph, name: str, inputs: list[Tensor], shapes: Any, graphs: dict[str, Graph]
+) -> list[Tensor]:
+    results = outer.append(name, inputs, shapes, {"number": len(outer.operators)})
+    operator = results[0].operator
+    operator.graphs, operator.options = graphs, {}
+    return results
