@@ -32,7 +32,7 @@ from pax_export._foundations.jaxpr import (
     is_literal,
     jaxpr_of,
 )
-from pax_export._foundations.types import Array, DTypeLike, Equation, Size, TracedProgram
+from pax_export._foundations.types import Array, DTypeLike, Equation, HasShape, Size, TracedProgram
 from pax_export.export.portable.decompositions import (
     NotDecomposedError,
     decomposed,
@@ -107,7 +107,7 @@ def _cholesky(matrix: Array, equation: Equation) -> Any:
     return jnp.where(right[..., None, None], factor, jnp.nan)
 
 
-def _exact_top_k(operand: Any, equation: Equation) -> tuple[Any, Any]:
+def _exact_top_k(operand: Array, equation: Equation) -> tuple[Any, Any]:
     """Returns jax's result on CPUs: the exact top k, in order."""
     axis = equation.params["reduction_dimension"]
     sign = 1 if equation.params["is_max_k"] else -1
@@ -258,7 +258,7 @@ def dequantized_ahead(
     variables = jaxpr_of(program).invars
     if all(variables[at].aval.dtype.itemsize > 1 for at in indices):
         return program, ()  # no integers: most exports need no walk
-    found = _Readers(indices)
+    found = _Readers()
     found.visit(program, [at if at in indices else None for at in range(len(variables))])
     weights = tuple(found.weights())
     if not weights:
@@ -279,7 +279,7 @@ def dequantized_ahead(
 class _Readers:
     """The readers of each operand, also in loops, branches and calls."""
 
-    def __init__(self, indices: Collection[int]):
+    def __init__(self) -> None:
         self._read: dict[int, set[tuple[tuple[int | None, ...], Form]]] = {}
         self._multiplied: set[int] = set()
         self._otherwise: set[int | None] = set()
@@ -365,6 +365,6 @@ class _Replaced:
         return self._functions[id(program)][1]
 
 
-def numbers_of(integers: Any, form: Form) -> jax.ShapeDtypeStruct:
+def numbers_of(integers: HasShape, form: Form) -> jax.ShapeDtypeStruct:
     """Returns the struct of a dequantized weight with integers of this shape."""
     return jax.ShapeDtypeStruct(form.shape(integers.shape), np.dtype(form.dtype))

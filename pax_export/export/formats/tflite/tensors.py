@@ -14,12 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from pax_export._foundations.types import DTypeLike
+from pax_export._foundations.types import DTypeLike, Size
 from pax_export.export.artifact import dimensions
 from pax_export.export.formats.tflite.builder import moves
 from pax_export.export.formats.tflite.builder import operators as lite
 from pax_export.export.formats.tflite.builder.graph import Tensor, TensorLike, current
 from pax_export.export.portable import RuleTable
+from pax_export.export.portable.sizes import GraphSizes
 from pax_export.export.portable.sizes import is_number as is_static
 
 #: Carrier types of jax's dtypes: half precision is computed as float32, unsigned
@@ -184,45 +185,35 @@ _OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-class TfliteSizes:
-    """The sizes of a signature's arrays, as numbers or as scalars of the active graph.
+class TfliteSizes(GraphSizes):
+    """The sizes of a signature's arrays, as numbers or as scalars of the outermost graph.
 
     The symbolic ones follow from these shapes of inputs.
     """
 
-    def __init__(self, shapes: Sequence[Sequence[Any]], inputs: Sequence[Any]):
+    def __init__(self, shapes: Sequence[Sequence[Size]], inputs: Sequence[Tensor]):
+        super().__init__()
         self._graph = current()
-        self._found: dict[str, Any] = {}
         sizes = [
             (str(size), partial(lambda tensor, axis: moves.shape(tensor)[axis], tensor, axis))
             for shape, tensor in zip(shapes, inputs)
             for axis, size in enumerate(shape)
             if not is_static(size)
         ]
-        self._variables = dimensions.solve_each(sizes, _calculated)
+        self._variables = dimensions.solve_each(sizes, self._calculated)
 
-    def of(self, size: Any) -> Any:
-        if is_static(size):
-            return int(size)
-        text = str(size)
-        if text not in self._found:
-            # In the outermost graph: the bodies of loops take it from there.
-            with self._graph.active():
-                found = dimensions.evaluate_over(text, self._variables, _calculated)
-                self._found[text] = found
-        return self._found[text]
+    def of(self, size: Size | str) -> Any:
+        with self._graph.active():  # the bodies of loops take it from there
+            return super().of(size)
 
-    def vector(self, shape: Sequence[Any]) -> Any:
+    def vector(self, shape: Sequence[Size]) -> Any:
         sizes = [self.of(size) for size in shape]
         if all(map(is_static, sizes)):
             return np.array(sizes, np.int32)
         return moves.stack(sizes)
 
-
-def _calculated(operation: str, left: Any, right: Any) -> Any:
-    if is_static(left) and is_static(right):
-        return dimensions.NUMBERS[operation](left, right)
-    return _OPERATIONS[operation](left, right)
+    def _calculate(self, operation: str, left: int | Tensor, right: int | Tensor) -> Any:
+        return _OPERATIONS[operation](left, right)
 
 
 # --- The interface of a rule: one primitive in TFLite operators ----------------------------------
