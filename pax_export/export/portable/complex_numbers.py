@@ -41,7 +41,7 @@ def on_pairs(equation: Equation, structs: Sequence[Any]) -> Any:
     function = COMPLEX[equation.primitive.name]
     halves = [half_dtype(atom.aval.dtype) for atom in equation.invars]
 
-    def run(*parts: Array, **parameters: Any) -> Any:
+    def run(*parts: Array, accuracy: object = None, **parameters: Any) -> Any:
         left = iter(parts)
         operands = [ComplexPair(next(left), next(left)) if half else next(left) for half in halves]
         return jax.tree.leaves(function(*operands, **parameters))
@@ -82,7 +82,7 @@ def multiply(x: ComplexPair, y: ComplexPair, **_: object) -> ComplexPair:
 
 
 @on_complex("div")
-def _div(x: ComplexPair, y: ComplexPair, **_: object) -> ComplexPair:
+def _div(x: ComplexPair, y: ComplexPair) -> ComplexPair:
     """Multiplies by the conjugate, with the divisor scaled against over- and underflow."""
     size = jnp.maximum(jnp.abs(y.real), jnp.abs(y.imag))
     factor = 1 / jnp.where(size > 0, size, 1)
@@ -94,7 +94,7 @@ def _div(x: ComplexPair, y: ComplexPair, **_: object) -> ComplexPair:
 
 
 @on_complex("abs")
-def _abs(x: ComplexPair, **_: object) -> Any:
+def _abs(x: ComplexPair) -> Any:
     """Scales by the larger part, because its square might overflow."""
     one, other = jnp.abs(x.real), jnp.abs(x.imag)
     large, small = jnp.maximum(one, other), jnp.minimum(one, other)
@@ -103,7 +103,7 @@ def _abs(x: ComplexPair, **_: object) -> Any:
 
 
 @on_complex("sign")
-def _sign(x: ComplexPair, **_: object) -> ComplexPair:
+def _sign(x: ComplexPair) -> ComplexPair:
     size = _abs(x)
     size = jnp.where(size == 0, 1, size)
     return ComplexPair(x.real / size, x.imag / size)
@@ -143,7 +143,7 @@ def _dot_general(
 
 
 @on_complex("exp")
-def _exp(x: ComplexPair, **_: object) -> ComplexPair:
+def _exp(x: ComplexPair) -> ComplexPair:
     size = jnp.exp(x.real)
     return ComplexPair(size * jnp.cos(x.imag), _times(size, jnp.sin(x.imag)))
 
@@ -154,12 +154,12 @@ def _times(size: Array, share: Array) -> Any:
 
 
 @on_complex("log")
-def _log(x: ComplexPair, **_: object) -> ComplexPair:
+def _log(x: ComplexPair) -> ComplexPair:
     return ComplexPair(jnp.log(_abs(x)), lax.atan2(x.imag, x.real))
 
 
 @on_complex("log1p")
-def _log1p(x: ComplexPair, **_: object) -> ComplexPair:
+def _log1p(x: ComplexPair) -> ComplexPair:
     moved = ComplexPair(1 + x.real, x.imag)
     near = 0.5 * jnp.log1p(x.real * (2 + x.real) + x.imag * x.imag)
     size = jnp.where(_abs(x) < 0.5, near, jnp.log(_abs(moved)))
@@ -167,7 +167,7 @@ def _log1p(x: ComplexPair, **_: object) -> ComplexPair:
 
 
 @on_complex("sqrt")
-def _sqrt(x: ComplexPair, **_: object) -> ComplexPair:
+def _sqrt(x: ComplexPair) -> ComplexPair:
     """The larger part by a root, the other one by a quotient that loses no digits."""
     root = jnp.sqrt(0.5 * _abs(x) + 0.5 * jnp.abs(x.real))
     rest = x.imag / (2 * jnp.where(root == 0, 1, root))
@@ -177,7 +177,7 @@ def _sqrt(x: ComplexPair, **_: object) -> ComplexPair:
 
 
 def _hyperbolic(one: Callable[[Any], Any], other: Callable[[Any], Any]) -> Callable[..., Any]:
-    return lambda x, **_: ComplexPair(
+    return lambda x: ComplexPair(
         one(x.real) * jnp.cos(x.imag), _times(other(x.real), jnp.sin(x.imag))
     )
 
@@ -187,14 +187,14 @@ _cosh = on_complex("cosh")(_hyperbolic(jnp.cosh, jnp.sinh))
 
 
 @on_complex("tanh")
-def _tanh(x: ComplexPair, **_: object) -> ComplexPair:
+def _tanh(x: ComplexPair) -> ComplexPair:
     """Uses tangents, which are bounded where the hyperbolic sine is not."""
     one, other = jnp.tanh(x.real), jnp.tan(x.imag)
     return _div(ComplexPair(one, other), ComplexPair(jnp.ones_like(one), one * other))
 
 
 @on_complex("expm1")
-def _expm1(x: ComplexPair, **_: object) -> ComplexPair:
+def _expm1(x: ComplexPair) -> ComplexPair:
     """Without the 1 that the real part would lose digits to."""
     less = 2 * jnp.sin(x.imag * 0.5) ** 2
     real = jnp.expm1(x.real) * jnp.cos(x.imag) - less
@@ -208,7 +208,7 @@ def _roots_around(x: ComplexPair) -> tuple[ComplexPair, ComplexPair]:
 
 
 @on_complex("asin")
-def _asin(x: ComplexPair, **_: object) -> ComplexPair:
+def _asin(x: ComplexPair) -> ComplexPair:
     """Kahan, "Branch cuts for complex elementary functions"; so are the next two."""
     less, more = _roots_around(x)
     imag = jnp.arcsinh(multiply(_conj(less), more).imag)
@@ -216,21 +216,21 @@ def _asin(x: ComplexPair, **_: object) -> ComplexPair:
 
 
 @on_complex("acos")
-def _acos(x: ComplexPair, **_: object) -> ComplexPair:
+def _acos(x: ComplexPair) -> ComplexPair:
     less, more = _roots_around(x)
     imag = jnp.arcsinh(multiply(_conj(more), less).imag)
     return ComplexPair(2 * lax.atan2(less.real, more.real), imag)
 
 
 @on_complex("acosh")
-def _acosh(x: ComplexPair, **_: object) -> ComplexPair:
+def _acosh(x: ComplexPair) -> ComplexPair:
     less, more = (_sqrt(ComplexPair(x.real + step, x.imag)) for step in (-1, 1))
     real = jnp.arcsinh(multiply(_conj(less), more).real)
     return ComplexPair(real, 2 * lax.atan2(less.imag, more.real))
 
 
 @on_complex("atanh")
-def _atanh(x: ComplexPair, **_: object) -> ComplexPair:
+def _atanh(x: ComplexPair) -> ComplexPair:
     squared = x.imag * x.imag
     size = jnp.abs(x.real)
     real = 0.25 * jnp.log1p(4 * size / ((1 - size) ** 2 + squared))
@@ -257,7 +257,7 @@ def _inverse(x: ComplexPair) -> ComplexPair:
 
 
 @on_complex("logistic")
-def _logistic(x: ComplexPair, **_: object) -> ComplexPair:
+def _logistic(x: ComplexPair) -> ComplexPair:
     """By the exponential that is not above 1."""
     below = x.real < 0
     sign = jnp.where(below, 1, -1)
@@ -268,18 +268,18 @@ def _logistic(x: ComplexPair, **_: object) -> ComplexPair:
 
 COMPLEX.update(
     {
-        "complex": lambda x, y, **_: ComplexPair(*jnp.broadcast_arrays(x, y)),
-        "real": lambda x, **_: x.real,
-        "imag": lambda x, **_: x.imag,
-        "eq": lambda x, y, **_: (x.real == y.real) & (x.imag == y.imag),
-        "ne": lambda x, y, **_: ~((x.real == y.real) & (x.imag == y.imag)),
-        "is_finite": lambda x, **_: jnp.isfinite(x.real) & jnp.isfinite(x.imag),
-        "rsqrt": lambda x, **_: _inverse(_sqrt(x)),
-        "pow": lambda x, y, **_: _exp(multiply(_log(_pair(x)), _pair(y))),
-        "sin": lambda x, **_: _swapped(_sinh(_swapped(x))),
-        "tan": lambda x, **_: _swapped(_tanh(_swapped(x))),
-        "asinh": lambda x, **_: _swapped(_asin(_swapped(x))),
-        "atan": lambda x, **_: _swapped(_atanh(_swapped(x))),
-        "cos": lambda x, **_: _conj(_cosh(_swapped(x))),
+        "complex": lambda x, y: ComplexPair(*jnp.broadcast_arrays(x, y)),
+        "real": lambda x: x.real,
+        "imag": lambda x: x.imag,
+        "eq": lambda x, y: (x.real == y.real) & (x.imag == y.imag),
+        "ne": lambda x, y: ~((x.real == y.real) & (x.imag == y.imag)),
+        "is_finite": lambda x: jnp.isfinite(x.real) & jnp.isfinite(x.imag),
+        "rsqrt": lambda x: _inverse(_sqrt(x)),
+        "pow": lambda x, y: _exp(multiply(_log(_pair(x)), _pair(y))),
+        "sin": lambda x: _swapped(_sinh(_swapped(x))),
+        "tan": lambda x: _swapped(_tanh(_swapped(x))),
+        "asinh": lambda x: _swapped(_asin(_swapped(x))),
+        "atan": lambda x: _swapped(_atanh(_swapped(x))),
+        "cos": lambda x: _conj(_cosh(_swapped(x))),
     }
 )

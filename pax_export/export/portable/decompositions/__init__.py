@@ -38,8 +38,8 @@ def decomposes(
 ) -> Callable[[Decomposition], Decomposition]:
     """Registers a function as the decomposition of these primitives.
 
-    The function takes the operands, and the parameters of the primitive by name; it returns the
-    only result, or a sequence of results.
+    The function takes the operands, and the parameters of the primitive by name, but `accuracy`,
+    which is of XLA's approximations; it returns the only result, or a sequence of results.
 
     Args:
         names: the names of the primitives.
@@ -49,7 +49,7 @@ def decomposes(
     """
 
     def register(function: Decomposition) -> Decomposition:
-        def run(*operands: Array, **parameters: Any) -> Any:
+        def run(*operands: Array, accuracy: object = None, **parameters: Any) -> Any:
             dtypes = {str(each.dtype) for each in operands}
             if not any_dtype and any(name.startswith("complex") for name in dtypes):
                 raise NotDecomposedError("of complex numbers")

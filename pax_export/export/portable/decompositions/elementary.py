@@ -39,7 +39,7 @@ def polynomial_of_operands(x: Array, *coefficients: Array, **_: object) -> Any:
 
 
 @decomposes("integer_pow", any_dtype=True)
-def integer_pow(x: Array, *, y: int, **_: object) -> Any:
+def integer_pow(x: Array, *, y: int) -> Any:
     """Raises to a power by repeated squares."""
     if y < 0 and not jnp.issubdtype(x.dtype, jnp.inexact):
         raise NotDecomposedError("of whole numbers with a negative exponent")
@@ -55,7 +55,7 @@ def integer_pow(x: Array, *, y: int, **_: object) -> Any:
 
 
 @decomposes("expm1", single=True)
-def expm1(x: Array, **_: object) -> Any:
+def expm1(x: Array) -> Any:
     count = _terms(x, 9, 18)
     near = x * polynomial(x, [1 / math.factorial(n) for n in range(1, count + 1)])
     half = jnp.exp(x * 0.5)  # which a runtime has where the whole is nearly infinite
@@ -63,7 +63,7 @@ def expm1(x: Array, **_: object) -> Any:
 
 
 @decomposes("log1p", single=True)
-def log1p(x: Array, **_: object) -> Any:
+def log1p(x: Array) -> Any:
     """Near 0 by the series of the inverse hyperbolic tangent."""
     close = jnp.abs(x) < 0.3
     part = jnp.where(close, x, 0)
@@ -74,7 +74,7 @@ def log1p(x: Array, **_: object) -> Any:
 
 
 @decomposes("sinh", single=True)
-def sinh(x: Array, **_: object) -> Any:
+def sinh(x: Array) -> Any:
     odd = range(1, 2 * _terms(x, 6, 10), 2)
     near = x * polynomial(x * x, [1 / math.factorial(n) for n in odd])
     # exp(x) may be infinite where its half is not.
@@ -84,7 +84,7 @@ def sinh(x: Array, **_: object) -> Any:
 
 
 @decomposes("cosh", single=True)
-def cosh(x: Array, **_: object) -> Any:
+def cosh(x: Array) -> Any:
     half = jnp.exp(jnp.abs(x) * 0.5)
     return 0.5 * half * half + 0.5 / half / half
 
@@ -99,7 +99,7 @@ def _log_of_double(x: Array) -> Any:
 
 
 @decomposes("asinh", single=True)
-def asinh(x: Array, **_: object) -> Any:
+def asinh(x: Array) -> Any:
     size = jnp.abs(x)
     bounded = jnp.minimum(size, _LARGE)
     squared = bounded * bounded
@@ -109,7 +109,7 @@ def asinh(x: Array, **_: object) -> Any:
 
 
 @decomposes("acosh", single=True)
-def acosh(x: Array, **_: object) -> Any:
+def acosh(x: Array) -> Any:
     above = jnp.minimum(x, _LARGE) - 1
     near = jnp.log1p(above + jnp.sqrt(above * (above + 2)))
     far = _log_of_double(x)
@@ -117,7 +117,7 @@ def acosh(x: Array, **_: object) -> Any:
 
 
 @decomposes("atan2", single=True)
-def atan2(y: Array, x: Array, **_: object) -> Any:
+def atan2(y: Array, x: Array) -> Any:
     """Two zeros have no quotient, nor have two infinities; the signs of zeros choose the side."""
     rise, run = jnp.abs(y), jnp.abs(x)
     angle = lax.atan(jnp.where(rise == run, jnp.sign(rise), rise / run))
@@ -126,7 +126,7 @@ def atan2(y: Array, x: Array, **_: object) -> Any:
 
 
 @decomposes("atan", single=True)
-def atan(x: Array, **_: object) -> Any:
+def atan(x: Array) -> Any:
     """In float64, where `atan2` is made of it, by a series after halving the angle twice."""
     if x.dtype != jnp.float64:
         return lax.atan2(x, jnp.ones_like(x))
@@ -173,20 +173,20 @@ def _in_order(
 decomposes("lt_to")(_in_order(lax.lt, lambda x_is_nan, y_is_nan: y_is_nan & ~x_is_nan))
 decomposes("le_to")(_in_order(lax.le, lambda _, y_is_nan: y_is_nan))
 decomposes("eq_to")(_in_order(lax.eq, lambda x_is_nan, y_is_nan: x_is_nan & y_is_nan))
-decomposes("clamp")(lambda low, x, high, **_: lax.min(lax.max(x, low), high))
-decomposes("is_finite")(lambda x, **_: jnp.abs(x) < jnp.inf)
-decomposes("square", any_dtype=True)(lambda x, **_: x * x)
-decomposes("one_minus_square", any_dtype=True)(lambda x, **_: (1 - x) * (1 + x))
+decomposes("clamp")(lambda low, x, high: lax.min(lax.max(x, low), high))
+decomposes("is_finite")(lambda x: jnp.abs(x) < jnp.inf)
+decomposes("square", any_dtype=True)(lambda x: x * x)
+decomposes("one_minus_square", any_dtype=True)(lambda x: (1 - x) * (1 + x))
 
 for _name, _function in {
-    "rsqrt": lambda x, **_: 1 / jnp.sqrt(x),
-    "cbrt": lambda x, **_: jnp.sign(x) * jnp.power(jnp.abs(x), 1 / 3),
-    "exp2": lambda x, **_: lax.pow(jnp.full_like(x, 2), x),
-    "log2": lambda x, **_: jnp.log(x) * (1 / math.log(2)),
-    "tan": lambda x, **_: jnp.sin(x) / jnp.cos(x),
-    "atanh": lambda x, **_: 0.5 * jnp.log1p(2 * x / (1 - x)),
-    "asin": lambda x, **_: lax.atan2(x, jnp.sqrt((1 - x) * (1 + x))),
-    "acos": lambda x, **_: lax.atan2(jnp.sqrt((1 - x) * (1 + x)), x),
+    "rsqrt": lambda x: 1 / jnp.sqrt(x),
+    "cbrt": lambda x: jnp.sign(x) * jnp.power(jnp.abs(x), 1 / 3),
+    "exp2": lambda x: lax.pow(jnp.full_like(x, 2), x),
+    "log2": lambda x: jnp.log(x) * (1 / math.log(2)),
+    "tan": lambda x: jnp.sin(x) / jnp.cos(x),
+    "atanh": lambda x: 0.5 * jnp.log1p(2 * x / (1 - x)),
+    "asin": lambda x: lax.atan2(x, jnp.sqrt((1 - x) * (1 + x))),
+    "acos": lambda x: lax.atan2(jnp.sqrt((1 - x) * (1 + x)), x),
 }.items():
     decomposes(_name, single=True, any_dtype=True)(_function)
 
@@ -205,7 +205,7 @@ def _repeated(byte: int, x: Array) -> Any:
 
 
 @decomposes("population_count")
-def population_count(x: Array, **_: object) -> Any:
+def population_count(x: Array) -> Any:
     """Sums of neighboring bits, pairs and nibbles; then of bytes."""
     count = _unsigned(x)
     count = count - ((count >> 1) & _repeated(0x55, count))
@@ -220,7 +220,7 @@ def population_count(x: Array, **_: object) -> Any:
 
 
 @decomposes("clz")
-def clz(x: Array, **_: object) -> Any:
+def clz(x: Array) -> Any:
     """The bits that are not set when all below the highest one are."""
     filled, shift = _unsigned(x), 1
     while shift < 8 * x.dtype.itemsize:
@@ -230,7 +230,7 @@ def clz(x: Array, **_: object) -> Any:
 
 
 @decomposes("mulhi")
-def mulhi(x: Array, y: Array, **_: object) -> Any:
+def mulhi(x: Array, y: Array) -> Any:
     """The upper half of a product, by products of the halves of both."""
     half = 4 * x.dtype.itemsize
     one, other = _unsigned(x), _unsigned(y)
@@ -246,7 +246,7 @@ def mulhi(x: Array, y: Array, **_: object) -> Any:
 
 
 @decomposes("nextafter")
-def nextafter(x: Array, y: Array, **_: object) -> Any:
+def nextafter(x: Array, y: Array) -> Any:
     """The bits of a number without its sign are a whole number in the order of sizes."""
     dtype = jnp.dtype(x.dtype)
     whole = f"int{8 * dtype.itemsize}"
@@ -263,7 +263,7 @@ def nextafter(x: Array, y: Array, **_: object) -> Any:
 
 
 @decomposes("bitcast_convert_type")
-def bitcast_convert_type(x: Array, *, new_dtype: DTypeLike, **_: object) -> Any:
+def bitcast_convert_type(x: Array, *, new_dtype: DTypeLike) -> Any:
     """Converts half precision by the bits of float32, which have the same layout."""
     new = jnp.dtype(new_dtype)
     if x.dtype == new:
@@ -324,7 +324,7 @@ def threefry2x32(first: Array, second: Array, one: Array, two: Array) -> tuple[A
 
 
 @decomposes("iota_2x32_shape")
-def iota_2x32_shape(*, shape: Sequence[Any], **_: object) -> tuple[Any, Any]:
+def iota_2x32_shape(*, shape: Sequence[Any]) -> tuple[Any, Any]:
     """The index of each element in two words; the upper one is 0 below 2**32."""
     low = lax.iota(jnp.uint32, math.prod(shape)).reshape(shape)
     return jnp.zeros_like(low), low

@@ -63,7 +63,7 @@ _SQRT_PI = math.sqrt(math.pi)
 
 
 @decomposes("erf", single=True)
-def erf(x: Array, **_: object) -> Any:
+def erf(x: Array) -> Any:
     """Uses a series below 1, and the tail of `erfc` above."""
     if x.dtype == jnp.float64:
         far = jnp.sign(x) * (1 - _erfc_fraction(jnp.abs(x)))
@@ -96,7 +96,7 @@ def _erfc_fraction(size: Array) -> Any:
 
 
 @decomposes("erfc", single=True)
-def erfc(x: Array, **_: object) -> Any:
+def erfc(x: Array) -> Any:
     """As in jax, so that large arguments keep digits that 1 - erf would lose."""
     size = jnp.abs(x)
     if x.dtype == jnp.float64:
@@ -117,7 +117,7 @@ def _erfc_tail(size: Array) -> Any:
 
 
 @decomposes("erf_inv", single=True)
-def erf_inv(x: Array, **_: object) -> Any:
+def erf_inv(x: Array) -> Any:
     w = -jnp.log((1 - x) * (1 + x))
     near = polynomial(w - 2.5, _ERF_INV_CENTRAL)
     far = polynomial(jnp.sqrt(jnp.maximum(w, 5)) - 3, _ERF_INV_TAIL)
@@ -143,7 +143,7 @@ def _lanczos(z: Array) -> tuple[Any, Any]:
 
 
 @decomposes("lgamma", single=True)
-def lgamma(x: Array, **_: object) -> Any:
+def lgamma(x: Array) -> Any:
     """The logarithm of |gamma|; numbers below a half by reflection."""
     reflected = x < 0.5
     z = jnp.where(reflected, -x, x - 1)
@@ -162,7 +162,7 @@ def lgamma(x: Array, **_: object) -> Any:
 
 
 @decomposes("digamma", single=True)
-def digamma(x: Array, **_: object) -> Any:
+def digamma(x: Array) -> Any:
     reflected = x < 0.5
     z = jnp.where(reflected, -x, x - 1)
     t = z + 7.5
@@ -177,7 +177,7 @@ def digamma(x: Array, **_: object) -> Any:
 
 
 def _bessel(near: Sequence[float], far: Sequence[float], odd: bool) -> Callable[..., Any]:
-    def bessel(x: Array, **_: object) -> Any:
+    def bessel(x: Array) -> Any:
         size = jnp.abs(x)
         inside, outside = jnp.minimum(size, 3.75), jnp.maximum(size, 3.75)
         value = polynomial((inside / 3.75) ** 2, near)
@@ -262,7 +262,7 @@ def _gamma_parts(a: Array, x: Array) -> tuple[Any, Any]:
 
 
 @decomposes("regularized_incomplete_beta", single=True, double=False)
-def regularized_incomplete_beta(a: Array, b: Array, x: Array, **_: object) -> Any:
+def regularized_incomplete_beta(a: Array, b: Array, x: Array) -> Any:
     bad = (a < 0) | (b < 0) | (x < 0) | (x > 1) | jnp.isnan(a) | jnp.isnan(b) | jnp.isnan(x)
     bad = bad | ((a == b) & ((a == 0) | (a == jnp.inf)))
     none = (x == 0) | ((x < 1) & ((b == 0) | (a == jnp.inf)))
@@ -288,7 +288,7 @@ def regularized_incomplete_beta(a: Array, b: Array, x: Array, **_: object) -> An
 
 
 @decomposes("zeta", single=True, double=False)
-def zeta(s: Array, q: Array, **_: object) -> Any:
+def zeta(s: Array, q: Array) -> Any:
     """Hurwitz' zeta by nine terms, and Euler's and Maclaurin's sum of the rest."""
     total = sum((jnp.power(q + k, -s) for k in range(9)), jnp.zeros_like(q))
     far = q + 9
@@ -305,7 +305,7 @@ def zeta(s: Array, q: Array, **_: object) -> Any:
 
 
 @decomposes("polygamma", single=True, double=False)
-def polygamma(order: Array, x: Array, **_: object) -> Any:
+def polygamma(order: Array, x: Array) -> Any:
     sign = jnp.where(order % 2 == 1, 1.0, -1.0)
     found = sign * jnp.exp(lax.lgamma(order + 1)) * zeta(jnp.maximum(order, 1) + 1, x)
     found = jnp.where(order == 0, lax.digamma(x), found)
@@ -313,11 +313,11 @@ def polygamma(order: Array, x: Array, **_: object) -> Any:
 
 
 @decomposes("igamma_grad_a", single=True, double=False)
-def igamma_grad_a(a: Array, x: Array, **_: object) -> Any:
+def igamma_grad_a(a: Array, x: Array) -> Any:
     """The derivative of the series and the fraction, as far as they go."""
     slope = jax.jvp(lambda a: _gamma_parts(a, x)[0], (a,), (jnp.ones_like(a),))[1]
     return jnp.where((a <= 0) | (x < 0) | (x == jnp.inf) | jnp.isnan(a + x), jnp.nan, slope)
 
 
-decomposes("igamma", single=True, double=False)(lambda a, x, **_: _gamma_parts(a, x)[0])
-decomposes("igammac", single=True, double=False)(lambda a, x, **_: _gamma_parts(a, x)[1])
+decomposes("igamma", single=True, double=False)(lambda a, x: _gamma_parts(a, x)[0])
+decomposes("igammac", single=True, double=False)(lambda a, x: _gamma_parts(a, x)[1])
