@@ -54,7 +54,7 @@ UNPROMISED = {
         "jax.interpreters.mlir",
     },
     "export/portable/passes.py": {"jax.extend.source_info_util"},
-    "export/portable/decompositions/bits.py": {
+    "export/portable/decompositions/elementary.py": {
         "jax.extend.core.primitives.random_gamma_p",
     },
     "export/portable/real_numbers.py": {"jax.extend.random.threefry_prng_impl"},
