@@ -389,8 +389,16 @@ class _SymbolicScope:
 
     @staticmethod
     def _new_scope(constraints: tuple[str, ...]) -> Any:
-        _check_powers(" ".join(constraints))
-        return jax_export.SymbolicScope(constraints)
+        try:
+            _check_powers(" ".join(constraints))
+            return jax_export.SymbolicScope(constraints)
+        except (ValueError, TokenError) as error:
+            raise InvalidArgumentError(
+                f"A constraint cannot be read: {first_line(error)}",
+                where="constraints",
+                got=", ".join(constraints),
+                write=_CONSTRAINTS,
+            ) from error
 
     def shape(self, described: InputSpec, path: str) -> tuple:
         text = described.shape

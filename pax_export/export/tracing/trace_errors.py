@@ -7,7 +7,6 @@ import linecache
 import re
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -224,7 +223,7 @@ def _is_of_model(file: str) -> bool:
     return "jax" not in Path(file).parts and not file.startswith(_NOBODYS)
 
 
-@contextmanager
+@contextlib.contextmanager
 def named_refusals() -> Iterator[None]:
     """Context manager that converts lowering errors to ours, with the operation and its line.
 

@@ -13,7 +13,7 @@ from pax_export._foundations.errors import (
     InvalidArgumentError,
     InvalidArgumentTypeError,
 )
-from pax_export._foundations.types import PyTree
+from pax_export._foundations.types import PyTree, TreeDef
 from pax_export.core import (
     Chosen,
     Module,
@@ -42,7 +42,6 @@ def with_train_mode(
     chosen: Exportable, model: Model, key: str, function: Callable[..., Any] | str | None
 ) -> Exportable:
     """Adds the first method in train mode, or a function that calls the model so."""
-    owner, _ = unbind(model)
     (method, *_) = chosen.methods
     if callable(function):
         (method,) = make_exportable(model, {key: function}).methods
@@ -54,7 +53,7 @@ def with_train_mode(
         )
     run = method.call
     if chosen.is_module:
-        training = jax.tree_util.tree_structure(owner if owner.training else owner.train())
+        training = _training_structure(model)
 
         def run(tree: Module, *args: PyTree, **kwargs: PyTree) -> tuple[Any, Any]:
             training_model = jax.tree_util.tree_unflatten(training, jax.tree_util.tree_leaves(tree))
@@ -64,6 +63,12 @@ def with_train_mode(
     return replace(
         chosen, methods=(*chosen.methods, replace(method, call=run, key=key, trains=True))
     )
+
+
+def _training_structure(model: Model) -> TreeDef:
+    """The structure of a module in train mode, or as it is if any layer trains already."""
+    owner, _ = unbind(model)
+    return jax.tree_util.tree_structure(owner if owner.training else owner.train())
 
 
 def is_training(model: Model) -> bool:
@@ -79,9 +84,8 @@ def with_step(
     The model is in train mode, or keeps its modes if any layer is already in train mode.
     """
     served = jax.tree_util.tree_unflatten(chosen.tree, [leaf.value for leaf in chosen.leaves])
-    owner, _ = unbind(model)
     if chosen.form is None:
-        training = jax.tree_util.tree_structure(owner if owner.training else owner.train())
+        training = _training_structure(model)
         opened, serving = (lambda model: model), enable_eval_mode
     else:
         training = chosen.tree
