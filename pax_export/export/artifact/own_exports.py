@@ -42,7 +42,8 @@ def export_of_ours(path: Path) -> Belongs | None:
     return None if format is None or format.suffix else _belongs_to(path, format)
 
 
-def saved_model(path: Path) -> Belongs | None:
+def saved_model_files(path: Path) -> Belongs | None:
+    """Returns the files of a SavedModel, whoever wrote it; otherwise None."""
     return _belongs_to(path, own_formats()[_SAVED]) if (path / _GRAPH).is_file() else None
 
 

@@ -13,7 +13,7 @@ import jax
 from pax_export._foundations.errors import InvalidArgumentError
 from pax_export._foundations.files.atomic import check_directory, check_plain, replace_directory
 from pax_export._foundations.types import PyTree
-from pax_export.export.artifact.own_exports import saved_model
+from pax_export.export.artifact.own_exports import saved_model_files
 from pax_export.export.artifact.report import DEFAULT
 from pax_export.export.formats.saved_model.processing import trackables
 from pax_export.export.formats.saved_model.with_tensorflow import (
@@ -142,14 +142,14 @@ class ExportManager:
             return
         path = Path(model_path)
         check_plain(path)
-        check_directory(path, saved_model)
+        check_directory(path, saved_model_files)
         functions = self._flat_signatures(signature_overrides, serving_signatures)
         mesh = dtensor_utils.get_current_dtensor_mesh()
         if mesh is not None and jax.process_count() > 1:
             # Every process writes its shards to one place.
             tf.saved_model.save(self._module, str(path), functions, options)
         else:
-            with replace_directory(path, saved_model) as directory, generated_files_removed():
+            with replace_directory(path, saved_model_files) as directory, generated_files_removed():
                 tf.saved_model.save(self._module, str(directory), functions, options)
                 rename_tables(directory)
         if mesh is not None:

@@ -30,7 +30,7 @@ from pax_export._foundations.tables import bytes_text
 from pax_export.export.artifact import saved_models
 from pax_export.export.artifact.dimensions import RandomInput, random_calls
 from pax_export.export.artifact.loading import check_saved_model, write_sums
-from pax_export.export.artifact.own_exports import export_of_ours, saved_model
+from pax_export.export.artifact.own_exports import export_of_ours, saved_model_files
 from pax_export.export.artifact.report import package_versions
 from pax_export.export.artifact.screening import screen
 from pax_export.export.formats.saved_model import SAVED_MODEL
@@ -197,7 +197,7 @@ def _same_path(source: Path, other: Path) -> bool:
 
 
 def _mended_or_ours(path: Path) -> Belongs | None:
-    return saved_model(path) if (path / FILE).is_file() else export_of_ours(path)
+    return saved_model_files(path) if (path / FILE).is_file() else export_of_ours(path)
 
 
 def _check(consumer: str | None, modules: Sequence[RetargetedModule]) -> saved_models.Version:

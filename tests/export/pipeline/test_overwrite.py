@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from pax_export.errors import ExportPathError
 from pax_export.export import Report, retarget, spec, to_saved_model, to_stablehlo, to_tflite
-from pax_export.export.artifact.own_exports import export_of_ours, saved_model
+from pax_export.export.artifact.own_exports import export_of_ours, saved_model_files
 from tests.export.models import affine, affine_params
 from tests.refusals import fields
 
@@ -84,7 +84,7 @@ def test_a_saved_model_of_somebody_else(foreign):
     before = content(foreign)
     assert refusal(save, to_saved_model, foreign).got.startswith("a directory with ")
     assert content(foreign) == before
-    belongs = saved_model(foreign)
+    belongs = saved_model_files(foreign)
     assert belongs and all(map(belongs, before))
 
 
