@@ -5,12 +5,13 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, SupportsIndex, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax.tree_util import tree_leaves, tree_map
 
+from pax_export._foundations.check import checked_integer
 from pax_export._foundations.errors import (
     InvalidArgumentError,
     UncoveredStateError,
@@ -30,17 +31,14 @@ from pax_export.core import (
     require_names,
     static_key,
 )
-from pax_export.transforms._checks import (
-    check_arraylike,
-    check_axis_fits,
-    is_arraylike,
-)
 from pax_export.transforms._lift import (
     RETURN_NONE,
     LiftedCall,
     Part,
     Result,
     argument_name,
+    check_arraylike,
+    is_arraylike,
     parts_of,
     write_back,
 )
@@ -335,6 +333,27 @@ def _map_modules(change: Callable[[Any, list[Any]], Any], tree: T, axes: Sequenc
 
 
 # --- sizes ------------------------------------------------------------------------------
+
+
+def checked_size(value: SupportsIndex | None, where: str) -> Any:
+    """A number of calls, or None; it may be a symbolic dimension."""
+    if value is None or jax.export.is_symbolic_dim(value):  # type: ignore[arg-type]
+        return value
+    name = where.split(".")[-1]
+    return checked_integer(value, where, least=0, write=f"{name}=3")
+
+
+def check_axis_fits(
+    transform: str, axis: int, rank: int, shape: tuple[int, ...], where: str
+) -> None:
+    """Raises unless an array with as many axes has this one."""
+    if not -rank <= axis < rank:
+        raise InvalidArgumentError(
+            f"{transform}: axis out of bounds.",
+            where=where,
+            got=f"axis {axis} for shape {shape}",
+            write=f"an axis from {-rank} to {rank - 1}",
+        )
 
 
 def mapped_size(

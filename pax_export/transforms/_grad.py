@@ -37,13 +37,13 @@ from pax_export.core import (
     require_names,
     warn_of_untrained,
 )
-from pax_export.transforms._checks import is_arraylike
 from pax_export.transforms._lift import (
     LiftedCall,
     Result,
     argument_places,
     as_pair,
     describe_result,
+    is_arraylike,
     wrap_like,
 )
 

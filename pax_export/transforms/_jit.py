@@ -26,16 +26,16 @@ from pax_export.core import (
     keys_changed_by,
 )
 from pax_export.transforms._lift import (
+    Held,
     LiftedCall,
     Origins,
-    StaticArgs,
     have_overlap,
     put_back,
     require_array_results,
     roots_of,
-    signature_of,
     take_out,
     unwrap_static,
+    wrap_static,
     write_back,
 )
 from pax_export.transforms._sharding import constrain_leaves
@@ -45,8 +45,8 @@ _UNSPECIFIED: Any = inspect.signature(jax.jit).parameters["in_shardings"].defaul
 #: Whether arrays of modules are constrained to their specs, or a function of a module that does.
 Constraint = bool | Callable[[Any], Any]
 
-# Keywords of our own: the modules that are donated, and which modules are open.
-STATE, OPEN = "_pax_state", "_pax_open"
+#: The keyword of the modules that are donated.
+STATE = "_pax_state"
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -139,44 +139,39 @@ class Jitted(Generic[P, R]):
         self, fun: Callable[P, R], options: dict[str, Any], donate: bool, constraint: Constraint
     ):
         self.__wrapped__ = fun
-        names = (
-            ()
-            if is_node(self.__wrapped__)
-            else ("__name__", "__qualname__", "__doc__", "__module__")
-        )
-        for name in filter(functools.partial(hasattr, fun), names):
-            setattr(self, name, getattr(fun, name))
+        if not is_node(self.__wrapped__):
+            for name in ("__name__", "__qualname__", "__doc__", "__module__"):
+                if hasattr(fun, name):
+                    setattr(self, name, getattr(fun, name))
         self._static = StaticArgs(fun, options["static_argnums"], options["static_argnames"])
-        self._donate = donate
         self._run = _Runner(fun, self._static, constraint)
-        self._jit_options = options
-        options = dict(options)
-        # With `in_shardings` jax accepts no keywords, so each case has its own program.
-        self._has_places = "in_shardings" in options
-        if self._has_places:
-            options["in_shardings"] = fold(options["in_shardings"])
-        if "out_shardings" in options:  # None for updated modules
-            options["out_shardings"] = (fold(options["out_shardings"]), None)
-        if donate and not self._has_places:
-            names = options["donate_argnames"] or ()
-            names = (names,) if isinstance(names, str) else tuple(names)
-            options = {**options, "donate_argnames": (*names, STATE)}
-        self._options = options
-        self._jitted: Any = self._compiled(options)
-        self._cases: dict[Any, Any] = {}
-        self._plain: dict[tuple[int, ...], Any] = {}
-
-    def _compiled(self, options: dict[str, Any], opened: _Opened | None = None) -> Any:
-        program = _make_program(self._run, opened)
-        return jax.jit(_with_signature(program, self.__wrapped__, (STATE, OPEN)), **options)
+        self._options, self._donate = options, donate
+        # With `in_shardings` jax accepts no keywords, so whole arguments are donated.
+        self._has_shardings = "in_shardings" in options
+        self._programs: dict[tuple, Any] = {}
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        jitted, arguments, keywords, is_any_open = self._arguments(args, kwargs)
-        value, changed = jitted(*arguments, **keywords)
-        if is_any_open:
-            roots = roots_of(self._static.wrap_static(args, kwargs))
-            return write_back(roots, unfold(value), unfold(changed.modules), changed.origins)
-        return unfold(value)
+        wrapped: Any = args
+        if self._static:
+            wrapped, kwargs = self._static.wrap_static(args, kwargs)  # type: ignore[assignment]
+        arguments = [fold(x) for x in wrapped]
+        keywords = fold(kwargs) if kwargs else kwargs
+        roots, opened, donated = [], None, ()
+        if anything_is_open():
+            roots = roots_of((tuple(wrapped), kwargs))
+            flags = tuple(map(is_open, roots))
+            opened = _Opened(flags, have_overlap(roots, flags)) if any(flags) else None
+        if self._donate and self._has_shardings:
+            donated = _only_modules(arguments)
+        elif self._donate:
+            (arguments, keywords), state = take_out((arguments, keywords), _is_folded)
+            keywords = {**keywords, STATE: state}
+        if self._static:
+            arguments, keywords = unwrap_static(arguments, keywords)
+        value, changed = self._program(opened, donated)(*arguments, **keywords)
+        if opened is None:
+            return unfold(value)
+        return write_back(roots, unfold(value), unfold(changed.modules), changed.origins)
 
     def __get__(self, instance: Node | None, owner: type | None = None) -> Any:
         return self if instance is None else MethodType(self, instance)
@@ -195,59 +190,39 @@ class Jitted(Generic[P, R]):
 
     def clear_cache(self) -> None:
         """Forgets the compiled programs."""
-        for jitted in (self._jitted, *self._cases.values(), *self._plain.values()):
-            jitted.clear_cache()
+        for program in self._programs.values():
+            program.clear_cache()
+
+    def _program(self, opened: _Opened | None, donated: tuple[int, ...]) -> Any:
+        """The program of calls with these open modules and donated arguments."""
+        if (opened, donated) not in self._programs:
+            options = _with_donated(self._options, donated)
+            if self._has_shardings:
+                options["in_shardings"] = fold(options["in_shardings"])
+            elif self._donate:
+                names = options["donate_argnames"] or ()
+                names = (names,) if isinstance(names, str) else tuple(names)
+                options["donate_argnames"] = (*names, STATE)
+            if "out_shardings" in options:  # None for updated modules
+                options["out_shardings"] = (fold(options["out_shardings"]), None)
+            program = _with_signature(_make_program(self._run, opened), self.__wrapped__, [STATE])
+            self._programs[opened, donated] = jax.jit(program, **options)
+        return self._programs[opened, donated]
 
     def _on_modules(self, args: tuple) -> Any:
         """Returns ``jax.jit(pax.pure(fun))``: whoever keeps its program passes modules to it."""
         numbers = range(len(args)) if self._donate else ()
         donated = tuple([n for n in numbers if _consists_of_modules(args[n])])
-        if donated not in self._plain:
+        if donated not in self._programs:
             program = _with_signature(self._run.on_modules, self.__wrapped__)
-            options = _with_donated(self._jit_options, donated)
-            self._plain[donated] = jax.jit(program, **options)
-        return self._plain[donated]
-
-    def _arguments(self, args: tuple, kwargs: dict) -> tuple[Any, Any, dict[str, Any], bool]:
-        """Returns the jitted program, its arguments, and whether a module in them is open."""
-        wrapped: Any = args
-        if self._static:
-            wrapped, kwargs = self._static.wrap_static(args, kwargs)
-        arguments = [fold(x) for x in wrapped]
-        keywords = fold(kwargs) if kwargs else kwargs
-        opened = None
-        if anything_is_open():
-            roots = roots_of((tuple(wrapped), kwargs))
-            flags = tuple(map(is_open, roots))
-            opened = _Opened(flags, have_overlap(roots, flags)) if any(flags) else None
-        jitted = self._jitted
-        if self._has_places:
-            jitted = self._case(opened, arguments)
-        else:
-            if opened is not None:
-                keywords = {**keywords, OPEN: opened}
-            if self._donate:
-                (arguments, keywords), state = take_out((arguments, keywords), _is_folded)
-                keywords = {**keywords, STATE: state}
-        if self._static:
-            arguments, keywords = unwrap_static(arguments, keywords)
-        return jitted, arguments, keywords, opened is not None
-
-    def _case(self, opened: _Opened | None, arguments: Sequence[Any]) -> Any:
-        """Returns the program for arguments with these mutable and donated modules."""
-        donated = _only_modules(arguments) if self._donate else ()
-        if opened is None and not donated:
-            return self._jitted
-        case = (opened, donated)
-        if case not in self._cases:
-            self._cases[case] = self._compiled(_with_donated(self._options, donated), opened)
-        return self._cases[case]
+            self._programs[donated] = jax.jit(program, **_with_donated(self._options, donated))
+        return self._programs[donated]
 
 
 def _with_donated(options: dict[str, Any], numbers: Sequence[int]) -> dict[str, Any]:
-    """The options with these arguments donated, too."""
+    """A copy of the options with these arguments donated, too."""
     if not numbers:
-        return options
+        return dict(options)
     value = options["donate_argnums"]
     value = (value,) if isinstance(value, int) else value or ()
     return {**options, "donate_argnums": tuple(sorted({*value, *numbers}))}
@@ -286,7 +261,7 @@ class _Opened:
 
 def _with_signature(program: Callable, fun: Callable, added: Sequence[str] = ()) -> Callable:
     """Returns the program with a signature, so that jax resolves the names of arguments."""
-    signature = signature_of(fun)
+    signature = _signature_of(fun)
     if signature is None:
         return program
     parameters = list(signature.parameters.values())
@@ -296,6 +271,44 @@ def _with_signature(program: Callable, fun: Callable, added: Sequence[str] = ())
     program.__signature__ = signature.replace(parameters=parameters)  # type: ignore
     program.__name__ = getattr(fun, "__name__", type(fun).__name__)
     return program
+
+
+class StaticArgs:
+    """The static arguments of a function, by number and by name."""
+
+    def __init__(
+        self, fun: Callable, numbers: int | Sequence[int] | None, names: str | Iterable[str] | None
+    ):
+        numbers = [numbers] if isinstance(numbers, int) else list(numbers or ())
+        names = [names] if isinstance(names, str) else list(names or ())
+        signature = _signature_of(fun)
+        positional = [
+            p.name
+            for p in (signature.parameters.values() if signature is not None else ())
+            if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        ]
+        if not numbers:
+            numbers = [positional.index(name) for name in names if name in positional]
+        if not names:
+            places = range(-len(positional), len(positional))
+            names = [positional[number] for number in numbers if number in places]
+        self.numbers, self.names = numbers, frozenset(names)
+
+    def __bool__(self) -> bool:
+        return bool(self.numbers or self.names)
+
+    def wrap_static(self, args: Sequence[Any], kwargs: dict) -> tuple[list[Any], dict[str, Any]]:
+        """The arguments with those that are static hidden from jax's trees."""
+        wrapped = {k: Held(x) if k in self.names else x for k, x in kwargs.items()}
+        return wrap_static(args, self.numbers), wrapped
+
+
+def _signature_of(fun: Callable) -> inspect.Signature | None:
+    """The signature of a function, or None."""
+    try:
+        return inspect.signature(fun)
+    except (TypeError, ValueError):
+        return None
 
 
 class _Runner:
@@ -328,11 +341,11 @@ class _Runner:
         return program
 
 
-def _make_program(run: _Runner, opened_here: _Opened | None = None) -> Callable:
+def _make_program(run: _Runner, opened: _Opened | None) -> Callable:
     """Returns the function that calls compile, which takes and returns folded modules."""
 
     def program(*args: PyTree, **kwargs: PyTree) -> tuple[Any, Changed]:
-        state, opened = kwargs.pop(STATE, ()), kwargs.pop(OPEN, opened_here)
+        state = kwargs.pop(STATE, ())
         wrapped: Any = run.static.wrap_static(args, kwargs)
         value, finals, origins = run(unfold(put_back(wrapped, state) if state else wrapped), opened)
         return fold(value), Changed(tuple(map(fold, finals)), origins)

@@ -16,14 +16,21 @@ from types import MappingProxyType
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import jax
-from jax.tree_util import tree_flatten, tree_flatten_with_path, tree_map, tree_structure
+import jax.numpy as jnp
+from jax.tree_util import (
+    tree_flatten,
+    tree_flatten_with_path,
+    tree_leaves,
+    tree_map,
+    tree_structure,
+)
 
 from pax_export._foundations.errors import (
     InvalidArgumentError,
     InvalidArgumentTypeError,
     SharedNodeError,
 )
-from pax_export._foundations.types import PyTree
+from pax_export._foundations.types import ArrayLike, PyTree
 from pax_export.core import (
     Module,
     Node,
@@ -34,11 +41,12 @@ from pax_export.core import (
     lent_to_constructors,
     map_submodules,
     modules_and_leaves,
+    named_leaves,
     open_copies,
     path_name,
+    structure_differences,
     take_over,
 )
-from pax_export.transforms._checks import check_arraylike
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -368,6 +376,44 @@ def argument_name(path: tuple) -> str:
     return f"{number}, {path_name(path[2:])}" if len(path) > 2 else number
 
 
+def is_arraylike(value: object) -> bool:
+    """Whether jax takes a value as an array: arrays, their shapes, and numbers."""
+    return hasattr(value, "shape") or isinstance(value, (int, float, complex))
+
+
+def check_arraylike(value: object, what: str, where: str, write: str) -> None:
+    """Raises unless a value is an array or a number."""
+    if not is_arraylike(value):
+        raise InvalidArgumentTypeError(
+            what, where=where, got=f"{type(value).__name__}: {value!r}"[:120], write=write
+        )
+
+
+def tree_differences(
+    old: PyTree, new: PyTree, root: str, fits: Callable[[Any, Any], bool] | None = None
+) -> list[str]:
+    """The differences of two trees, as lines: of structure, else of leaves.
+
+    `root` names the whole tree; `fits` says whether a leaf may replace another, which by default
+    needs its shape and dtype.
+    """
+    if tree_structure(old) != tree_structure(new):
+        return structure_differences(old, new) or ["the treedefs differ"]
+    return [
+        f"{name or root}: {_describe_leaf(x)} against {_describe_leaf(y)}"
+        for (name, x), y in zip(named_leaves(old), tree_leaves(new))
+        if not (fits or _are_alike)(x, y)
+    ]
+
+
+def _are_alike(old: ArrayLike, new: ArrayLike) -> bool:
+    return jnp.shape(old) == jnp.shape(new) and jnp.result_type(old) == jnp.result_type(new)
+
+
+def _describe_leaf(leaf: ArrayLike) -> str:
+    return describe_array(leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf))
+
+
 class Held:
     """A static argument, wrapped as a leaf."""
 
@@ -402,41 +448,3 @@ def argument_places(option: str, numbers: Sequence[int], count: int) -> list[int
                 write="the argument by position, not by keyword",
             )
     return [number % count for number in numbers]
-
-
-class StaticArgs:
-    """The static arguments of a function, by number and by name."""
-
-    def __init__(
-        self, fun: Callable, numbers: int | Sequence[int] | None, names: str | Iterable[str] | None
-    ):
-        numbers = [numbers] if isinstance(numbers, int) else list(numbers or ())
-        names = [names] if isinstance(names, str) else list(names or ())
-        signature = signature_of(fun)
-        positional = [
-            p.name
-            for p in (signature.parameters.values() if signature is not None else ())
-            if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-        ]
-        if not numbers:
-            numbers = [positional.index(name) for name in names if name in positional]
-        if not names:
-            places = range(-len(positional), len(positional))
-            names = [positional[number] for number in numbers if number in places]
-        self.numbers, self.names = numbers, frozenset(names)
-
-    def __bool__(self) -> bool:
-        return bool(self.numbers or self.names)
-
-    def wrap_static(self, args: Sequence[Any], kwargs: dict) -> tuple[list[Any], dict[str, Any]]:
-        """The arguments with those that are static hidden from jax's trees."""
-        wrapped = {k: Held(x) if k in self.names else x for k, x in kwargs.items()}
-        return wrap_static(args, self.numbers), wrapped
-
-
-def signature_of(fun: Callable) -> inspect.Signature | None:
-    """The signature of a function, or None."""
-    try:
-        return inspect.signature(fun)
-    except (TypeError, ValueError):
-        return None

@@ -19,18 +19,21 @@ from pax_export.transforms._axes import (
     MapOptions,
     MappedArguments,
     Target,
+    checked_size,
     finish_result,
     inputs_of,
     mapped_size,
     not_covered,
     targets_of,
 )
-from pax_export.transforms._checks import (
+from pax_export.transforms._lift import (
+    Result,
+    as_pair,
     check_arraylike,
-    checked_size,
+    parts_of,
     tree_differences,
+    wrap_like,
 )
-from pax_export.transforms._lift import Result, as_pair, parts_of, wrap_like
 
 C = TypeVar("C")
 T = TypeVar("T")

@@ -17,15 +17,15 @@ from pax_export.transforms._axes import (
     MapOptions,
     MappedArguments,
     Target,
+    checked_size,
     finish_result,
     inputs_of,
     mapped_size,
     not_covered,
     targets_of,
 )
-from pax_export.transforms._checks import checked_size
-from pax_export.transforms._layer import TransformedLayer
 from pax_export.transforms._lift import Result, wrap_like
+from pax_export.transforms._remat import TransformedLayer
 from pax_export.transforms._rng_split import split_for
 
 P = ParamSpec("P")

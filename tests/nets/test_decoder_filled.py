@@ -11,7 +11,7 @@ import pytest
 
 import pax_export as pax
 from pax_export.nets import Decoder, DecoderConfig, LayerKind
-from pax_export.nets.decoder._attend import parts_of
+from pax_export.nets.decoder._layer import parts_of
 from tests.closeness import assert_close
 
 ROOM = 512  # attention is compiled to 128, 256 and all of them

@@ -297,7 +297,7 @@ def test_defaults_of_a_file_are_those_of_transformers(nets, tmp_path, said):
 
 
 def test_every_key_of_generation_is_taken_or_known(tmp_path):
-    from pax_export.nets.decoder import _generation_defaults as ours
+    from pax_export.nets.decoder import _generation as ours
 
     known = {*ours._TAKEN, *ours._SAID_ELSEWHERE}
     # These change tokens, and are named by a warning.

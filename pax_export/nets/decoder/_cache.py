@@ -19,7 +19,8 @@ from jax.sharding import PartitionSpec
 from pax_export._foundations.errors import InvalidArgumentError
 from pax_export._foundations.jax import is_tracer
 from pax_export._foundations.types import AnyMesh, Array, DTypeLike
-from pax_export.nets.decoder._sizes import require_integers
+from pax_export.nets.decoder._checks import require_integers
+from pax_export.nets.decoder._config import DecoderConfig
 
 Axis = str | tuple[str, ...] | None  # of a mesh
 
@@ -252,10 +253,40 @@ def _array_of_store(store: Store) -> Any:
     return store.codes if isinstance(store, Int8Store) else store
 
 
-def sizes_of_net(cache: DecoderCache) -> tuple:
-    """Returns the numbers of full and of windowed layers and of key heads, and the head size."""
+def check_cache(cache: DecoderCache, config: DecoderConfig, counts: Array) -> None:
+    """Raises unless a cache is one of this net, and has room for these numbers of tokens."""
+    where, full = "Decoder(cache=...)", config.num_layers
+    if cache.is_rolling:
+        full = sum(config.kind_of(i).window is None for i in range(config.num_layers))
+    own = (full, config.num_layers - full, config.num_kv_heads, config.head_size)
     layers = _layers_of(cache.keys), _layers_of(cache.window_keys)
-    return (*layers, *_array_of_store(cache.keys).shape[-2:])
+    found = (*layers, *_array_of_store(cache.keys).shape[-2:])
+    if found != own:
+        raise InvalidArgumentError(
+            "The cache belongs to another net.",
+            where=where,
+            got=f"{found} layers, windowed layers, key heads and their size; this net has {own}",
+            write="lm.init_cache(batch, max_length) of this net",
+        )
+    if cache.batch != counts.shape[0]:
+        raise InvalidArgumentError(
+            "The cache must have as many rows as the tokens.",
+            where=where,
+            got=f"{cache.batch} rows for {counts.shape[0]} of tokens",
+            write=f"lm.init_cache({counts.shape[0]}, max_length)",
+        )
+    old, room = cache.lengths, cache.max_length
+    if is_tracer(old) or is_tracer(counts) or not isinstance(room, int):
+        return
+    needed = old + counts
+    if needed.size and int(needed.max()) > room:
+        row = int(needed.argmax())
+        raise InvalidArgumentError(
+            "The cache is full: these tokens do not fit.",
+            where=f"{where}, row {row}",
+            got=f"{int(old[row])} tokens held and {int(counts[row])} more, for {room} places",
+            write=f"lm.init_cache(batch, max_length={int(needed[row])}) or more",
+        )
 
 
 def _layers_of(store: Store | None) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 from pax_export._foundations.check import checked_choice, checked_integer, checked_positive
 from pax_export._foundations.errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export.nets.decoder._fields import LayerKind
-from pax_export.nets.decoder._generation_defaults import GenerationDefaults
+from pax_export.nets.decoder._generation import GenerationDefaults
 from pax_export.nets.decoder._gguf import fields_of_gguf
 from pax_export.nets.decoder._hf import fields_of_hf
 from pax_export.nn import IMPLEMENTATIONS, RotaryScaling, check_frequencies, checked_pairing

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,22 +13,27 @@ import jax.numpy as jnp
 from jax.tree_util import tree_flatten, tree_leaves, tree_map
 
 from pax_export._foundations.check import checked_choice
-from pax_export._foundations.errors import InvalidArgumentError, InvalidArgumentTypeError
-from pax_export._foundations.jax import is_tracer
+from pax_export._foundations.errors import InvalidArgumentError
 from pax_export._foundations.types import Array, DTypeLike
 from pax_export.core import Module
-from pax_export.nets.decoder._attend import CachedReading, UncachedCall
-from pax_export.nets.decoder._cache import DecoderCache, new_store, sizes_of_net
-from pax_export.nets.decoder._config import DecoderConfig
-from pax_export.nets.decoder._layer import DecoderLayer, norm_of
-from pax_export.nets.decoder._loading import decoder_of_folder, decoder_of_gguf
-from pax_export.nets.decoder._sizes import (
+from pax_export.nets.decoder._cache import DecoderCache, check_cache, new_store
+from pax_export.nets.decoder._checks import (
     cache_dtype,
     cache_size,
-    check_ids,
-    require_integers,
+    check_config,
+    check_positions,
+    checked_tokens,
     weight_dtype,
 )
+from pax_export.nets.decoder._config import DecoderConfig
+from pax_export.nets.decoder._layer import (
+    CachedReading,
+    DecoderLayer,
+    PlacedReading,
+    UncachedCall,
+    norm_of,
+)
+from pax_export.nets.decoder._loading import decoder_of_folder, decoder_of_gguf
 from pax_export.nn import (
     Embed,
     GroupedQueryAttention,
@@ -45,16 +51,6 @@ from pax_export.transforms import stack_layers, unstack_layers, vmap
 from pax_export.weights import local_path
 
 _FORMS = ("scanned", "listed")
-
-
-def _check_config(config: DecoderConfig, where: str) -> None:
-    if not isinstance(config, DecoderConfig):
-        raise InvalidArgumentTypeError(
-            "A Decoder needs a configuration.",
-            where=where,
-            got=f"{type(config).__name__}: {config!r:.100}",
-            write="DecoderConfig.llama(...), or DecoderConfig.from_hf(json.load(file))",
-        )
 
 
 class Decoder(Module):
@@ -107,7 +103,7 @@ class Decoder(Module):
         remat: bool = True,
     ):
         super().__init__()
-        _check_config(config, "Decoder.config")
+        check_config(config, "Decoder.config")
         checked_choice(layers, _FORMS, "Decoder.layers")
         dtype = weight_dtype(dtype, "Decoder")
         self.config, self.remat = config, bool(remat)
@@ -199,7 +195,7 @@ class Decoder(Module):
         checked_choice(layers, _FORMS, "Decoder.from_pretrained(layers=...)")
         dtype = weight_dtype(dtype, "Decoder.from_pretrained")
         if config is not None:
-            _check_config(config, "Decoder.from_pretrained(config=...)")
+            check_config(config, "Decoder.from_pretrained(config=...)")
         return decoder_of_folder(cls, local_path(folder, revision), config, layers, dtype)
 
     # --- with stacked layers or with a list -----------------------------------------------
@@ -284,7 +280,7 @@ class Decoder(Module):
         own = self.embed.weight.dtype
         dtype = own if dtype is None else cache_dtype(dtype, "Decoder.init_cache")
         batch, max_length = cache_size(batch, "batch"), cache_size(max_length, "max_length")
-        self._check_positions(max_length, "max_length")
+        check_positions(config, max_length, "max_length")
         windows = [config.kind_of(i).window for i in range(config.num_layers)]
         rolled = [window for window in windows if rolling and window is not None]
         tail = (config.num_kv_heads, config.head_size)
@@ -295,7 +291,13 @@ class Decoder(Module):
 
         window_keys = window_values = None
         if rolled:
-            self._check_windows(rolled)
+            if len(set(rolled)) > 1:
+                raise InvalidArgumentError(
+                    "A rolling cache needs windows of one size.",
+                    where="Decoder.init_cache",
+                    got=f"windows {sorted(set(rolled))}",
+                    write="rolling=False",
+                )
             short = isinstance(max_length, int) and max_length < rolled[0]
             places = max_length if short else rolled[0]
             window_keys, window_values = pair(len(rolled), places)
@@ -336,21 +338,11 @@ class Decoder(Module):
                 jit also for ids outside of the vocabulary, invalid lengths, and a full cache.
             InvalidArgumentTypeError: (a TypeError) tokens or lengths are not integers.
         """
-        tokens = require_integers(tokens, "Tokens", "Decoder(tokens)")
-        lengths = (
-            None
-            if lengths is None
-            else require_integers(lengths, "Lengths", "Decoder(lengths=...)")
-        )
-        self._check_tokens(tokens, lengths)
-        if cache is not None:
-            self._check_cache(cache, tokens.shape[0])
-        batch, length = tokens.shape
-        counts = self._counts(lengths, batch, length)
+        tokens, counts = checked_tokens(tokens, lengths, self.config.vocab_size)
         if cache is None:
-            self._check_positions(length, "tokens")
+            check_positions(self.config, tokens.shape[1], "tokens")
         else:
-            self._check_room(cache, counts)
+            check_cache(cache, self.config, counts)
         return _compiled_call(self, tokens, counts, cache, last_only=bool(last_only))
 
     def _read(
@@ -445,95 +437,6 @@ class Decoder(Module):
             h, stores = of_list(unstack_layers(left), h, stores, groups)
         return h, stores
 
-    # --- checks ---------------------------------------------------------------------------
-
-    def _counts(self, lengths: Array | None, batch: int, length: int) -> jax.Array:
-        if lengths is None:
-            return jnp.broadcast_to(jnp.asarray(length, jnp.int32), (batch,))
-        if not is_tracer(lengths) and isinstance(length, int):
-            low, high = int(lengths.min(initial=0)), int(lengths.max(initial=0))
-            if low < 0 or high > length:
-                raise InvalidArgumentError(
-                    "Lengths must be between 0 and the length of a row.",
-                    where="Decoder(lengths=...)",
-                    got=f"lengths from {low} to {high} for {length} tokens",
-                    write=f"lengths from 0 to {length}",
-                )
-        return jnp.clip(lengths.astype(jnp.int32), 0, length)
-
-    def _check_tokens(self, tokens: Array, lengths: Array | None) -> None:
-        if tokens.ndim != 2:
-            raise InvalidArgumentError(
-                "Tokens must have shape [batch, length].",
-                where="Decoder(tokens)",
-                got=f"shape {tokens.shape}",
-                write="tokens[None] for a single row" if tokens.ndim == 1 else None,
-            )
-        if lengths is not None and jnp.shape(lengths) != tokens.shape[:1]:
-            raise InvalidArgumentError(
-                "There must be a length for each row.",
-                where="Decoder(lengths=...)",
-                got=f"shape {jnp.shape(lengths)} for tokens of shape {tokens.shape}",
-                write=f"an array of shape ({tokens.shape[0]},)",
-            )
-        check_ids(tokens, lengths, self.config.vocab_size, "Decoder(tokens)")
-
-    def _check_cache(self, cache: DecoderCache, batch: int) -> None:
-        config, where = self.config, "Decoder(cache=...)"
-        windowed = [config.kind_of(i).window is not None for i in range(config.num_layers)]
-        rolled = sum(windowed) if cache.is_rolling else 0
-        own = (config.num_layers - rolled, rolled, config.num_kv_heads, config.head_size)
-        if sizes_of_net(cache) != own:
-            raise InvalidArgumentError(
-                "The cache belongs to another net.",
-                where=where,
-                got=f"{sizes_of_net(cache)} layers, windowed layers, key heads and their size; "
-                f"this net has {own}",
-                write="lm.init_cache(batch, max_length) of this net",
-            )
-        if cache.batch != batch:
-            raise InvalidArgumentError(
-                "The cache must have as many rows as the tokens.",
-                where=where,
-                got=f"{cache.batch} rows for {batch} of tokens",
-                write=f"lm.init_cache({batch}, max_length)",
-            )
-
-    def _check_room(self, cache: DecoderCache, counts: Array) -> None:
-        old = cache.lengths
-        room = cache.max_length
-        if is_tracer(old) or is_tracer(counts) or not isinstance(room, int):
-            return
-        needed = old + counts
-        if needed.size and int(needed.max()) > room:
-            row = int(needed.argmax())
-            raise InvalidArgumentError(
-                "The cache is full: these tokens do not fit.",
-                where=f"Decoder(cache=...), row {row}",
-                got=f"{int(old[row])} tokens held and {int(counts[row])} more, for {room} places",
-                write=f"lm.init_cache(batch, max_length={int(needed[row])}) or more",
-            )
-
-    def _check_positions(self, length: int, where: str) -> None:
-        most = self.config.max_positions
-        learned = self.config.positions == "learned"
-        if learned and isinstance(length, int) and length > most:
-            raise InvalidArgumentError(
-                f"This net has learned {most} positions.",
-                where=f"Decoder.{where}",
-                got=f"{length}",
-                write=f"at most {most}",
-            )
-
-    def _check_windows(self, windows: list[int]) -> None:
-        if len(set(windows)) > 1:
-            raise InvalidArgumentError(
-                "A rolling cache needs windows of one size.",
-                where="Decoder.init_cache",
-                got=f"windows {sorted(set(windows))}",
-                write="rolling=False",
-            )
-
     def _repr(self, info: dict[str, Any] | None = None) -> str:
         config = self.config
         own = {"family": config.family, "num_layers": config.num_layers, "dim": config.dim}
@@ -572,3 +475,28 @@ def _unstack_group(layers: DecoderLayer, size: int) -> list[Any]:
     if size == 1:
         return [layers]
     return [tree_map(lambda x: x[i], layers) for i in range(size)]  # noqa: B023
+
+
+def read_placed(
+    lm: Decoder,
+    tokens: Array,
+    stores: tuple[Sequence[Any], Sequence[Any]],
+    reading: Callable[[DecoderConfig], PlacedReading],
+    last: bool = False,
+) -> tuple[Any, Any, Any]:
+    """Logits ``[batch, length, vocab_size]``, and the stores of each layer after a call.
+
+    Args:
+        lm: a net with a list of layers.
+        tokens: ``[batch, length]``; invalid ones are not detected.
+        stores: keys and values of each layer.
+        reading: makes the `PlacedReading` of a configuration.
+        last: return the logits of the last token only.
+    """
+    attention = reading(lm.config)
+    tokens = jnp.clip(tokens, 0, lm.config.vocab_size - 1)
+    stores_of_layers = tuple(map(tuple, stores))
+    h, (keys, values) = lm._through_layers(
+        lm._embedded(tokens, attention), stores_of_layers, attention
+    )
+    return lm._logits(lm.norm(h[:, -1:] if last else h)), keys, values

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from pax_export._foundations.errors import InvalidArgumentError
 from pax_export.nets.decoder._config import DecoderConfig
 from pax_export.nets.decoder._fields import (
     BIASES,
@@ -22,10 +23,13 @@ from pax_export.nets.decoder._fields import (
     shortest_pattern,
     unsupported_error,
 )
+from pax_export.nets.decoder._generation import GENERATION
 from pax_export.nets.decoder._hf import (
     FAMILIES,
     OF_IMAGES,
     Family,
+    check_same,
+    no_such_net_error,
     read_activation,
     read_kinds,
     read_layers,
@@ -38,7 +42,29 @@ from pax_export.nets.decoder._hf import (
 _WORDS = {"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu": "relu"}
 
 
-def keys_of_hf(config: DecoderConfig) -> dict[str, Any]:
+def config_of_hf(config: DecoderConfig) -> DecoderConfig:
+    """The configuration of the net in a folder of transformers; Gemma's norms are 1 + scale."""
+    offset = 1.0 if config.family.startswith("gemma") else 0.0
+    return replace(config, norm_offset=offset)
+
+
+def hf_config(config: DecoderConfig, where: str) -> dict[str, Any]:
+    """Returns the content of ``config.json``.
+
+    Raises:
+        InvalidArgumentError: transformers has no such architecture.
+    """
+    target = config_of_hf(config)
+    fields = _keys_of_hf(target) if target.family in FAMILIES else {}
+    try:
+        back = DecoderConfig.from_hf(fields)
+    except InvalidArgumentError as error:
+        raise no_such_net_error(config, "transformers", where, str(error.got)) from error
+    check_same(target, back, "transformers", where)
+    return fields
+
+
+def _keys_of_hf(config: DecoderConfig) -> dict[str, Any]:
     """The content of ``config.json`` for a configuration of one of these families."""
     own = FAMILIES[config.family]
     keys: dict[str, Any] = {"model_type": own.model_type or config.family}
@@ -55,19 +81,6 @@ def keys_of_hf(config: DecoderConfig) -> dict[str, Any]:
 
 # --- keys -------------------------------------------------------------------------------------
 
-# Generation: those that `read_defaults` takes where there is no generation_config.json.
-GENERATION = frozenset(
-    """
-    eos_token_id pad_token_id
-    assistant_confidence_threshold assistant_lookbehind bad_words_ids begin_suppress_tokens
-    diversity_penalty do_sample early_stopping encoder_no_repeat_ngram_size
-    encoder_repetition_penalty epsilon_cutoff eta_cutoff exponential_decay_length_penalty
-    forced_bos_token_id forced_eos_token_id length_penalty max_length min_length
-    no_repeat_ngram_size num_assistant_tokens num_assistant_tokens_schedule num_beam_groups
-    num_beams num_return_sequences output_scores remove_invalid_values repetition_penalty
-    return_dict_in_generate suppress_tokens target_lookbehind temperature top_k top_p typical_p
-    """.split()
-)
 # Origin of the file, training, tokens, and outputs of a call.
 _OTHERS = frozenset(
     """

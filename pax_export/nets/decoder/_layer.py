@@ -1,22 +1,34 @@
-"""One layer of a Decoder, with and without a cache."""
+"""One layer of a Decoder, and the attention of one call, alone or over a cache or other stores.
+
+Positions, angles and masks are the same in all layers and are computed once, before the loop.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from pax_export._foundations.types import Array
+from pax_export._foundations.types import Array, PyTree
 from pax_export.core import Module
+from pax_export.nets.decoder._cache import DecoderCache, places_of, read_store, write_store
 from pax_export.nets.decoder._config import DecoderConfig
+from pax_export.nets.decoder._fields import LayerKind
 from pax_export.nn import (
     GatedDense,
     GroupedQueryAttention,
     LayerNorm,
     PlainDense,
     RMSNorm,
+    RotaryScaling,
+    alibi_slopes,
+    rotary_angles,
+    rotary_frequencies,
     variance_scaling,
 )
 
@@ -100,6 +112,270 @@ class DecoderLayer(Module):
         return update if self.residual_scale == 1.0 else update * self.residual_scale
 
 
+# --- what a layer attends to ----------------------------------------------------------------
+
+Stores = tuple  # keys, values, window_keys, window_values of a cache; empty without one
+
+
+class UncachedCall:
+    """A call without a cache; `positions` are ``[batch or 1, length]``."""
+
+    def __init__(self, config: DecoderConfig, positions: Array):
+        self.config, self.positions = config, positions
+        self._angles: dict[tuple, Any] = {}
+        self._kept: dict[Any, Any] = {}
+        for kind in config.kinds:  # before the loop, not in it
+            self.angles(kind)
+        self._own_bias = self.bias(positions)
+
+    def angles(self, kind: LayerKind) -> Any:
+        """Returns the cosines and sines for a kind of layers, or None without rotary embedding."""
+        config = self.config
+        base = config.rotary_base if kind.rotary_base is None else kind.rotary_base
+        if config.positions != "rotary" or base == 0:
+            return None
+        scaling = config.rotary_scaling if kind.scaled else None
+        if (base, scaling) not in self._angles:
+            factor = 1.0 if scaling is None else scaling.result_factor
+            frequencies = self._frequencies(base, scaling)
+            self._angles[base, scaling] = rotary_angles(self.positions, frequencies, factor)
+        return self._angles[base, scaling]
+
+    def _frequencies(self, base: float, scaling: RotaryScaling | None) -> Any:
+        room, size = self.room, self.config.rotary_size or self.config.head_size
+        if scaling is None or scaling.kind != "longrope":
+            return rotary_frequencies(size, base, scaling)
+        if isinstance(room, int):
+            return rotary_frequencies(size, base, scaling.for_length(room))
+        most = scaling.original_length or 0
+        short, long = (
+            rotary_frequencies(size, base, scaling.for_length(each)).astype(np.float32)
+            for each in (most, most + 1)
+        )
+        return jnp.where(jnp.asarray(room) > most, long, short)  # a symbolic size
+
+    @property
+    def room(self) -> Any:
+        """The length of the context: the number of tokens, or the capacity of a cache."""
+        return self.positions.shape[1]
+
+    def not_read(self, tokens: Array, counts: Array) -> jax.Array:
+        """``[batch]``: rows with a token outside of the vocabulary, or without a position.
+
+        Args:
+            tokens: ``[batch, length]``.
+            counts: ``[batch]``: the number of valid tokens per row.
+        """
+        ids = tokens.astype(jnp.promote_types(tokens.dtype, jnp.int32))
+        outside = (ids < 0) | (ids >= self.config.vocab_size) | self._has_no_place()
+        steps = jax.lax.broadcasted_iota(jnp.int32, tokens.shape, 1)
+        return jnp.any(outside & (steps < counts[:, None]), axis=1)
+
+    def _has_no_place(self) -> Any:
+        if self.config.positions != "learned":
+            return False
+        return self.positions >= self.config.max_positions
+
+    def after(self, stores: Stores, counts: Array) -> DecoderCache | None:
+        """Returns the cache after the call, or None."""
+        return None
+
+    def rolls(self, kind: LayerKind) -> bool:
+        """Whether layers of a kind have stores that are written in circles."""
+        return False
+
+    def projected(self, attention: GroupedQueryAttention, x: Array, kind: LayerKind) -> tuple:
+        """Queries, keys and values of a layer."""
+        return attention.project(x, self.angles(kind), self.config.rotary_pairing)
+
+    def bias(self, places: Array) -> Any:
+        """Returns the bias added to the logits for keys at these positions, or None."""
+        if self.config.positions != "alibi":
+            return None
+        return alibi_bias(alibi_slopes(self.config.num_heads), places, self.positions)
+
+    def attend(
+        self,
+        attention: GroupedQueryAttention,
+        x: Array,
+        kind: LayerKind,
+        index: int,
+        stores: Stores,
+    ) -> tuple:
+        """The heads of layer `index` of its kind, and the updated stores."""
+        query, key, value = self.projected(attention, x, kind)
+        options = {"bias": self._own_bias, "is_causal": True, "window": kind.window}
+        return attention.attend(query, key, value, **options), stores
+
+
+class CachedReading(UncachedCall):
+    """A call that appends ``counts[row]`` of `length` tokens to each row of a cache."""
+
+    def __init__(self, config: DecoderConfig, cache: DecoderCache, counts: Array, length: int):
+        steps = jnp.arange(length, dtype=jnp.int32)[None, :]
+        self.start, self.length, self.cache = cache.lengths[:, None], length, cache
+        super().__init__(config, self.start + steps)
+        counts = counts[:, None]
+        self.counted = steps < counts
+        self._last = steps >= counts - (
+            places_of(cache.window_keys) if cache.window_keys is not None else 0
+        )
+        for kind in config.kinds:
+            self._seen(kind)
+        ends = jnp.where(counts > 0, self.start + counts, 0)
+        self._filled = FilledPlaces(cache.max_length, jnp.max(ends, initial=0))
+
+    @property
+    def room(self) -> Any:
+        return self.cache.max_length
+
+    def _has_no_place(self) -> Any:
+        # A length that a server made up may be negative.
+        outside = (self.positions < 0) | (self.positions >= self.cache.max_length)
+        return outside | super()._has_no_place()
+
+    def after(self, stores: Stores, counts: Array) -> DecoderCache:
+        keys, values, window_keys, window_values = stores
+        return replace(
+            self.cache, keys=keys, values=values, window_keys=window_keys,
+            window_values=window_values, lengths=self.cache.lengths + counts,
+        )  # fmt: skip
+
+    def rolls(self, kind: LayerKind) -> bool:
+        return kind.window is not None and self.cache.is_rolling
+
+    def attend(
+        self,
+        attention: GroupedQueryAttention,
+        x: Array,
+        kind: LayerKind,
+        index: int,
+        stores: Stores,
+    ) -> tuple:
+        query, key, value = self.projected(attention, x, kind)
+        first = 2 if self.rolls(kind) else 0
+        pair = stores[first : first + 2]
+        places, mask, bias = self._seen(kind)
+        # In a ring buffer, later tokens of the call may overwrite keys that earlier ones attend to.
+        several = self.rolls(kind) and not _is_one(self.length)
+        seen = [read_store(store, index, query.dtype) for store in pair] if several else []
+        pair = tuple([write_store(s, index, places, new) for s, new in zip(pair, (key, value))])
+        if several:
+            seen = [jnp.concatenate(both, 1) for both in zip(seen, (key, value))]
+            heads = attention.attend(query, *seen, mask=mask, bias=bias)
+        else:
+            heads_of = partial(self._heads_of, attention, query, pair, index, mask, bias)
+            heads = heads_of(None) if self.rolls(kind) else self._filled.attended(heads_of)
+        return heads, (*stores[:first], *pair, *stores[first + 2 :])
+
+    def _heads_of(
+        self,
+        attention: GroupedQueryAttention,
+        query: Array,
+        pair: PyTree,
+        index: object,
+        mask: Array,
+        bias: Array,
+        count: int | None,
+    ) -> jax.Array:
+        """The heads of a layer that sees the first ``count`` places of its stores; None is all."""
+        seen = [read_store(store, index, query.dtype, count) for store in pair]
+        bias = bias if bias is None else bias[..., :count]
+        return attention.attend(query, *seen, mask=mask[..., :count], bias=bias)
+
+    def _seen(self, kind: LayerKind) -> tuple:
+        """Returns positions of the tokens, the mask of the keys, and the bias of the logits."""
+        rolls = self.rolls(kind)
+        entry = ("rolling",) if rolls else ("whole", kind.window)
+        if entry not in self._kept:
+            self._kept[entry] = self._in_a_circle(kind) if rolls else self._in_order(kind)
+        return self._kept[entry]
+
+    def _in_order(self, kind: LayerKind) -> tuple:
+        size = self.cache.max_length
+        places = jnp.where(self.counted, self.positions, size)
+        positions_of_keys = jnp.arange(size, dtype=jnp.int32)[None, :]
+        return (
+            places,
+            seen_in_order(positions_of_keys, self.positions, kind.window),
+            self.bias(positions_of_keys),
+        )
+
+    def _in_a_circle(self, kind: LayerKind) -> tuple:
+        size = places_of(self.cache.window_keys)
+        places = jnp.where(self.counted & self._last, self.positions % size, size)
+        slots = jnp.arange(size, dtype=jnp.int32)[None, :]
+        # A slot has the last position written to it; negative: empty.
+        newest = self.positions if _is_one(self.length) else self.start - 1
+        positions_of_keys = newest - (newest - slots) % size
+        if not _is_one(self.length):
+            positions_of_keys = jnp.concatenate((positions_of_keys, self.positions), 1)
+        return (
+            places,
+            seen_in_order(positions_of_keys, self.positions, kind.window),
+            self.bias(positions_of_keys),
+        )
+
+
+def _is_one(length: int) -> bool:
+    return isinstance(length, int) and length == 1
+
+
+#: Writes new vectors into the store of one layer, ``[batch, kv_heads, places, head_size]``.
+Put = Callable[[Any, Any], Any]
+
+
+class PlacedReading(UncachedCall):
+    """A call that writes keys and values to each layer's stores, then attends to all of them.
+
+    Args:
+        config: the configuration of the net.
+        positions: the positions of the tokens, ``[batch, length]``.
+        in_stores: the positions in the stores after the call, ``[batch, places]``; negative: empty.
+        put: writes new vectors to a store, both ``[batch, kv_heads, places, head_size]``.
+    """
+
+    def __init__(self, config: DecoderConfig, positions: Array, in_stores: Array, put: Put):
+        self.in_stores, self.put = in_stores, put
+        super().__init__(config, positions)
+
+    @property
+    def room(self) -> Any:
+        return self.in_stores.shape[1]
+
+    def attend(
+        self,
+        attention: GroupedQueryAttention,
+        x: Array,
+        kind: LayerKind,
+        index: int,
+        stores: Stores,
+    ) -> tuple:
+        heads, pair = self.attend_layer(attention, x, kind, [each[index] for each in stores])
+        changed = [(*all[:index], own, *all[index + 1 :]) for all, own in zip(stores, pair)]
+        return heads, tuple(changed)
+
+    def attend_layer(
+        self, attention: GroupedQueryAttention, x: Array, kind: LayerKind, pair: Sequence[Any]
+    ) -> tuple[Any, Sequence[Any]]:
+        """The heads of a layer with these keys and values, and both with the new ones."""
+        query, *new = self.projected(attention, x, kind)
+        pair = [self.put(store, each.swapaxes(1, 2)) for store, each in zip(pair, new)]
+        mask, bias = self.seen(kind)
+        seen = [each.swapaxes(1, 2).astype(query.dtype) for each in pair]
+        return attention.attend(query, *seen, mask=mask, bias=bias), pair
+
+    def seen(self, kind: LayerKind) -> tuple:
+        """The mask of the keys for a kind of layers, and the bias of their logits."""
+        if kind.window not in self._kept:
+            mask = seen_in_order(self.in_stores, self.positions, kind.window)
+            self._kept[kind.window] = mask, self.bias(self.in_stores)
+        return self._kept[kind.window]
+
+
+# --- masks ------------------------------------------------------------------------------------
+
+
 def seen_in_order(places: Any, positions: Any, window: int | None) -> jax.Array:
     """The causal mask ``[batch, 1, length, keys]`` of keys at `places`; negative: empty."""
     keys, queries = places[:, None, None, :], positions[:, None, :, None]
@@ -111,3 +387,37 @@ def alibi_bias(slopes: Array, places: Array, positions: Array) -> jax.Array:
     """``[batch, heads, length, keys]``: how much less a query sees of distant keys."""
     distance = places[:, None, None, :] - positions[:, None, :, None]
     return jnp.asarray(slopes, jnp.float32)[None, :, None, None] * distance
+
+
+#: Fractions of the length that are compiled in addition to the whole: a quarter and a half.
+_PARTS = (4, 2)
+#: Fewer places are attended to in a moment, and a program of their own is not worth its compiling.
+_LEAST = 128
+
+
+class FilledPlaces:
+    """Prefixes of a cache of size `room` that contain all `filled` places.
+
+    XLA's shapes are fixed, so each prefix is a program; a call takes the shortest of up to three.
+    """
+
+    def __init__(self, room: int, filled: Array):
+        self.parts = parts_of(room)
+        passed = [filled > count for count in self.parts]
+        self._chosen = sum(passed, jnp.zeros((), jnp.int32))
+
+    def attended(self, attend: Callable[[int | None], jax.Array]) -> jax.Array:
+        """Returns ``attend(count)`` for the first ``count`` positions; None: all positions."""
+        if not self.parts:
+            return attend(None)
+        branches = [lambda count=count: attend(count) for count in (*self.parts, None)]
+        return jax.lax.platform_dependent(
+            cpu=lambda: jax.lax.switch(self._chosen, branches), default=branches[-1]
+        )
+
+
+def parts_of(room: int) -> tuple[int, ...]:
+    """Returns the lengths for which attention is compiled besides the whole, in ascending order."""
+    if not isinstance(room, int):
+        return ()
+    return tuple(room // part for part in _PARTS if room // part >= _LEAST)

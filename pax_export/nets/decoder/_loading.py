@@ -27,16 +27,9 @@ from pax_export._foundations.files.system import read_small_file
 from pax_export._foundations.types import DTypeLike, PyTree
 from pax_export.core import named_leaves
 from pax_export.nets.decoder._config import DecoderConfig
-from pax_export.nets.decoder._families import GENERATION
-from pax_export.nets.decoder._generation_defaults import GenerationDefaults, read_defaults
-from pax_export.nets.decoder._gguf import scaling_of_gguf
-from pax_export.nets.decoder._names import (
-    ROTARY_TENSORS,
-    Pieces,
-    SourceArray,
-    pieces_of_gguf,
-    pieces_of_hf,
-)
+from pax_export.nets.decoder._generation import GENERATION, GenerationDefaults, read_defaults
+from pax_export.nets.decoder._gguf import ROTARY_TENSORS, scaling_of_gguf
+from pax_export.nets.decoder._tensors import Pieces, SourceArray, pieces_of_gguf, pieces_of_hf
 from pax_export.weights import Source, open_source
 
 _LARGEST_CONFIG = 1 << 24  # bytes

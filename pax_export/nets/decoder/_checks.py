@@ -1,4 +1,4 @@
-"""Checks dtypes and sizes passed to a Decoder or its cache."""
+"""Checks of the arguments of a Decoder: dtypes, tokens, lengths and sizes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,24 @@ import numpy as np
 from pax_export._foundations.check import checked_integer
 from pax_export._foundations.errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._foundations.jax import is_tracer
-from pax_export._foundations.types import Array, PyTree
+from pax_export._foundations.types import Array, DTypeLike
+from pax_export.nets.decoder._config import DecoderConfig
 
 _MOST = np.iinfo(np.int32).max
 
 
-def weight_dtype(value: object, where: str) -> np.dtype | None:
+def check_config(config: DecoderConfig, where: str) -> None:
+    """Raises for another class, such as a dict."""
+    if not isinstance(config, DecoderConfig):
+        raise InvalidArgumentTypeError(
+            "A Decoder needs a configuration.",
+            where=where,
+            got=f"{type(config).__name__}: {config!r:.100}",
+            write="DecoderConfig.llama(...), or DecoderConfig.from_hf(json.load(file))",
+        )
+
+
+def weight_dtype(value: DTypeLike | None, where: str) -> np.dtype | None:
     """Returns a floating dtype for the weights; None keeps theirs."""
     dtype = None if value is None else _to_dtype(value)
     if dtype is None or jnp.issubdtype(dtype, jnp.floating):
@@ -30,7 +42,7 @@ def weight_dtype(value: object, where: str) -> np.dtype | None:
     )
 
 
-def cache_dtype(value: object, where: str, name: str = "dtype") -> np.dtype:
+def cache_dtype(value: DTypeLike, where: str, name: str = "dtype") -> np.dtype:
     """Converts a dtype of jax, numpy or torch, or its name, to the dtype of a cache."""
     dtype = _to_dtype(value)
     if dtype == jnp.int8 or jnp.issubdtype(dtype, jnp.floating):
@@ -43,7 +55,7 @@ def cache_dtype(value: object, where: str, name: str = "dtype") -> np.dtype:
     )
 
 
-def _to_dtype(value: PyTree) -> np.dtype:
+def _to_dtype(value: DTypeLike) -> np.dtype:
     if type(value).__module__ == "torch":  # torch's dtypes have the names of numpy's
         value = str(value).removeprefix("torch.")
     try:
@@ -52,7 +64,7 @@ def _to_dtype(value: PyTree) -> np.dtype:
         return np.dtype(object)
 
 
-def require_integers(value: object, what: str, where: str) -> Any:
+def require_integers(value: object, what: str, where: str) -> jax.Array:
     """Converts a value to an array of integers."""
     try:
         array = jnp.asarray(value)
@@ -80,6 +92,55 @@ def _is_cut(value: np.ndarray, dtype: np.dtype) -> bool:
     if value.dtype.itemsize <= dtype.itemsize or not value.size:
         return False
     return value.min() < np.iinfo(dtype).min or value.max() > np.iinfo(dtype).max
+
+
+def checked_tokens(tokens: object, lengths: object, vocab_size: int) -> tuple[jax.Array, jax.Array]:
+    """The tokens ``[batch, length]`` of a call, and how many there are in each row."""
+    ids = require_integers(tokens, "Tokens", "Decoder(tokens)")
+    if ids.ndim != 2:
+        raise InvalidArgumentError(
+            "Tokens must have shape [batch, length].",
+            where="Decoder(tokens)",
+            got=f"shape {ids.shape}",
+            write="tokens[None] for a single row" if ids.ndim == 1 else None,
+        )
+    batch, length = ids.shape
+    if lengths is None:
+        check_ids(ids, None, vocab_size, "Decoder(tokens)")
+        return ids, jnp.broadcast_to(jnp.asarray(length, jnp.int32), (batch,))
+    counts = require_integers(lengths, "Lengths", "Decoder(lengths=...)")
+    _check_lengths(counts, batch, length)
+    check_ids(ids, counts, vocab_size, "Decoder(tokens)")
+    return ids, jnp.clip(counts.astype(jnp.int32), 0, length)
+
+
+def _check_lengths(lengths: jax.Array, batch: int, length: int) -> None:
+    got, write = None, f"an array of shape ({batch},), from 0 to {length}"
+    if lengths.shape != (batch,):
+        got = f"shape {lengths.shape} for {batch} rows of tokens"
+    elif not is_tracer(lengths) and isinstance(length, int):
+        low, high = int(lengths.min(initial=0)), int(lengths.max(initial=0))
+        if low < 0 or high > length:
+            got = f"lengths from {low} to {high} for {length} tokens"
+    if got is not None:
+        raise InvalidArgumentError(
+            "There must be a length for each row, between 0 and the number of its tokens.",
+            where="Decoder(lengths=...)",
+            got=got,
+            write=write,
+        )
+
+
+def check_positions(config: DecoderConfig, length: int, where: str) -> None:
+    """Raises if a net has learned fewer positions."""
+    most = config.max_positions
+    if config.positions == "learned" and isinstance(length, int) and length > most:
+        raise InvalidArgumentError(
+            f"This net has learned {most} positions.",
+            where=f"Decoder.{where}",
+            got=f"{length}",
+            write=f"at most {most}",
+        )
 
 
 def check_ids(tokens: Array, lengths: Array | None, size: int | None, where: str) -> None:

@@ -1,4 +1,4 @@
-"""GenerationDefaults: default sampling and stop settings of a language model."""
+"""GenerationDefaults: sampling and stop settings of a language model, read and written."""
 
 from __future__ import annotations
 
@@ -32,6 +32,20 @@ _SAID_ELSEWHERE = frozenset(
     assistant_confidence_threshold assistant_early_exit assistant_lookbehind target_lookbehind
     assistant_ensemble_weight prompt_lookup_num_tokens max_matching_ngram_size chat_format
     speculation_type use_mtp token_healing""".split()
+)
+
+#: Those of config.json, which are read where there is no generation_config.json.
+GENERATION = frozenset(
+    """
+    eos_token_id pad_token_id
+    assistant_confidence_threshold assistant_lookbehind bad_words_ids begin_suppress_tokens
+    diversity_penalty do_sample early_stopping encoder_no_repeat_ngram_size
+    encoder_repetition_penalty epsilon_cutoff eta_cutoff exponential_decay_length_penalty
+    forced_bos_token_id forced_eos_token_id length_penalty max_length min_length
+    no_repeat_ngram_size num_assistant_tokens num_assistant_tokens_schedule num_beam_groups
+    num_beams num_return_sequences output_scores remove_invalid_values repetition_penalty
+    return_dict_in_generate suppress_tokens target_lookbehind temperature top_k top_p typical_p
+    """.split()
 )
 
 
@@ -116,3 +130,16 @@ def _is_neutral(value: object) -> bool:
     return value is None or (isinstance(value, (bool, int, float)) and value in (0, 1)) or (
         isinstance(value, (str, list, dict)) and not value
     )  # fmt: skip
+
+
+def generation_config(defaults: GenerationDefaults, bos: int | None) -> Mapping[str, Any]:
+    """The content of ``generation_config.json``."""
+    fields: dict[str, Any] = {"bos_token_id": bos, "pad_token_id": defaults.pad}
+    fields["eos_token_id"] = list(defaults.stop) if len(defaults.stop) != 1 else defaults.stop[0]
+    if defaults.repetition_penalty != 1:
+        fields["repetition_penalty"] = defaults.repetition_penalty
+    if defaults.do_sample:
+        fields |= {"do_sample": True, "temperature": defaults.temperature, "top_k": defaults.top_k}
+        fields["top_p"] = defaults.top_p
+        fields |= {"min_p": defaults.min_p} if defaults.min_p else {}
+    return {name: value for name, value in fields.items() if value not in (None, [])}
