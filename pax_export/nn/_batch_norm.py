@@ -29,7 +29,7 @@ def _axes_of_scale(layer: Module) -> tuple[str, ...]:
 
 
 class _BatchNorm(Module):
-    """BatchNorm1D and BatchNorm2D; they differ in the data format."""
+    """BatchNorm1D and BatchNorm2D, which differ in the data format; the signature is for images."""
 
     arrays: ClassVar = {
         "scale": Declared("scale", _axes_of_scale, init=lambda layer: ones, optional=True),
@@ -47,12 +47,13 @@ class _BatchNorm(Module):
     def __init__(
         self,
         num_channels: int,
-        create_scale: bool,
-        create_offset: bool,
-        decay_rate: float,
-        eps: float,
-        data_format: str,
-        name: str | None,
+        create_scale: bool = True,
+        create_offset: bool = True,
+        decay_rate: float = 0.9,
+        eps: float = 1e-05,
+        data_format: str = "NHWC",
+        *,
+        name: str | None = None,
     ):
         super().__init__(name=name)
         where = type(self).__name__
@@ -235,7 +236,7 @@ class BatchNorm1D(_BatchNorm):
         name: str | None = None,
     ):
         super().__init__(
-            num_channels, create_scale, create_offset, decay_rate, eps, data_format, name
+            num_channels, create_scale, create_offset, decay_rate, eps, data_format, name=name
         )
 
 
@@ -272,18 +273,3 @@ class BatchNorm2D(_BatchNorm):
     """
 
     _data_formats = ("NHWC", "NCHW")
-
-    def __init__(
-        self,
-        num_channels: int,
-        create_scale: bool = True,
-        create_offset: bool = True,
-        decay_rate: float = 0.9,
-        eps: float = 1e-05,
-        data_format: str = "NHWC",
-        *,
-        name: str | None = None,
-    ):
-        super().__init__(
-            num_channels, create_scale, create_offset, decay_rate, eps, data_format, name
-        )

@@ -193,7 +193,7 @@ def _static_padding(padding: str | Sequence[Any], axes: int, where: str) -> Padd
 
 
 class _Conv(Convolution):
-    """Conv1D and Conv2D; they differ in the number of spatial axes."""
+    """Conv1D and Conv2D, which differ in the number of spatial axes; the signature is Conv2D's."""
 
     _shown = (
         "in_features", "out_features", "kernel_shape", "padding", "stride", "rate",
@@ -206,16 +206,17 @@ class _Conv(Convolution):
         in_features: int,
         out_features: int,
         kernel_shape: int | Sequence[int],
-        stride: int | Sequence[int],
-        rate: int | Sequence[int],
-        padding: str | Sequence[Any],
-        with_bias: bool,
-        w_init: Initializer | None,
-        b_init: Initializer | None,
-        data_format: str,
-        feature_group_count: int,
-        name: str | None,
-        rng_key: PRNGKey | None,
+        stride: int | Sequence[int] = 1,
+        rate: int | Sequence[int] = 1,
+        padding: str | list = "SAME",
+        with_bias: bool = True,
+        w_init: Initializer | None = None,
+        b_init: Initializer | None = None,
+        data_format: str = "NHWC",
+        feature_group_count: int = 1,
+        *,
+        name: str | None = None,
+        rng_key: PRNGKey | None = None,
     ):
         super().__init__(name=name)
         where, axes = type(self).__name__, self._spatial_axes()
@@ -275,7 +276,7 @@ class _Conv(Convolution):
 
 
 class _ConvTranspose(Convolution):
-    """Conv1DTranspose and Conv2DTranspose; they differ in the number of spatial axes."""
+    """Conv1DTranspose and Conv2DTranspose. The signature is that of two spatial axes."""
 
     _kernel_features = "OI"
     _shown = ("in_features", "out_features", "data_format", "padding", "stride", "with_bias")
@@ -285,14 +286,15 @@ class _ConvTranspose(Convolution):
         in_features: int,
         out_features: int,
         kernel_shape: int | Sequence[int],
-        stride: int | Sequence[int],
-        padding: str | Sequence[Any],
-        with_bias: bool,
-        w_init: Initializer | None,
-        b_init: Initializer | None,
-        data_format: str,
-        name: str | None,
-        rng_key: PRNGKey | None,
+        stride: int | Sequence[int] = 1,
+        padding: Padding = "SAME",
+        with_bias: bool = True,
+        w_init: Initializer | None = None,
+        b_init: Initializer | None = None,
+        data_format: str = "NHWC",
+        *,
+        name: str | None = None,
+        rng_key: PRNGKey | None = None,
     ):
         super().__init__(name=name)
         self._set_sizes(in_features, out_features, kernel_shape, stride, padding, data_format)
@@ -366,7 +368,7 @@ class Conv1D(_Conv):
     ):
         super().__init__(
             in_features, out_features, kernel_shape, stride, rate, padding,
-            with_bias, w_init, b_init, data_format, feature_group_count, name, rng_key,
+            with_bias, w_init, b_init, data_format, feature_group_count, name=name, rng_key=rng_key,
         )  # fmt: skip
 
 
@@ -407,28 +409,6 @@ class Conv2D(_Conv):
 
     arrays = _declared("height", "width", "in", "out")
     _data_formats = ("NHWC", "NCHW")
-
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        kernel_shape: int | Sequence[int],
-        stride: int | Sequence[int] = 1,
-        rate: int | Sequence[int] = 1,
-        padding: str | list = "SAME",
-        with_bias: bool = True,
-        w_init: Initializer | None = None,
-        b_init: Initializer | None = None,
-        data_format: str = "NHWC",
-        feature_group_count: int = 1,
-        *,
-        name: str | None = None,
-        rng_key: PRNGKey | None = None,
-    ):
-        super().__init__(
-            in_features, out_features, kernel_shape, stride, rate, padding,
-            with_bias, w_init, b_init, data_format, feature_group_count, name, rng_key,
-        )  # fmt: skip
 
 
 class Conv1DTranspose(_ConvTranspose):
@@ -482,7 +462,7 @@ class Conv1DTranspose(_ConvTranspose):
     ):
         super().__init__(
             in_features, out_features, kernel_shape, stride, padding,
-            with_bias, w_init, b_init, data_format, name, rng_key,
+            with_bias, w_init, b_init, data_format, name=name, rng_key=rng_key,
         )  # fmt: skip
 
 
@@ -520,23 +500,3 @@ class Conv2DTranspose(_ConvTranspose):
 
     arrays = _declared("height", "width", "out", "in", transposed=True)
     _data_formats = ("NHWC", "NCHW")
-
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        kernel_shape: int | Sequence[int],
-        stride: int | Sequence[int] = 1,
-        padding: Padding = "SAME",
-        with_bias: bool = True,
-        w_init: Initializer | None = None,
-        b_init: Initializer | None = None,
-        data_format: str = "NHWC",
-        *,
-        name: str | None = None,
-        rng_key: PRNGKey | None = None,
-    ):
-        super().__init__(
-            in_features, out_features, kernel_shape, stride, padding,
-            with_bias, w_init, b_init, data_format, name, rng_key,
-        )  # fmt: skip
