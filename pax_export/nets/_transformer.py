@@ -28,9 +28,9 @@ class CausalSelfAttention(MultiHeadAttention):
 
     def __call__(
         self,
-        query: Any,
-        key: PRNGKey | None = None,
-        value: object = None,
+        query: Array,
+        key: Array | None = None,
+        value: Array | None = None,
         mask: Array | None = None,
     ) -> jax.Array:
         """As `MultiHeadAttention`; key and value are the query by default."""

@@ -52,7 +52,7 @@ def ones(rng_key: PRNGKey, shape: tuple[int, ...]) -> jax.Array:
 # in error messages, for example ``Linear.in_dim``.
 
 
-def checked_even(value: PyTree, where: str) -> int:
+def checked_even(value: int, where: str) -> int:
     """The value as an even Python int of at least two."""
     number = checked_integer(value, where, least=2)
     if number % 2:
@@ -62,7 +62,7 @@ def checked_even(value: PyTree, where: str) -> int:
     return number
 
 
-def per_axis(value: object, axes: int, where: str) -> tuple[int, ...]:
+def per_axis(value: int | Sequence[int], axes: int, where: str) -> tuple[int, ...]:
     """One positive integer for each spatial axis; a single one is repeated."""
     values = tuple(value) if isinstance(value, Sequence) else (value,) * axes
     if len(values) != axes:

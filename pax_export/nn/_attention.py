@@ -93,7 +93,9 @@ class MultiHeadAttention(Module):
         self.value_projection = Linear(size, size, w_init=w_init, name="val_proj")
         self.output_projection = Linear(size, size, w_init=w_init, name="out_proj")
 
-    def __call__(self, query: Any, key: Any, value: Any, mask: Array | None = None) -> jax.Array:
+    def __call__(
+        self, query: Array, key: Array, value: Array, mask: Array | None = None
+    ) -> jax.Array:
         """Attends from each query to the values of all keys.
 
         Logits and softmax are computed in float32 at least, under any mixed-precision policy.
@@ -116,11 +118,12 @@ class MultiHeadAttention(Module):
         """
         if mask is not None:
             mask = require_boolean_mask(mask, repr(self))
-        query = self.query_projection(query)
-        key = self.key_projection(key)
+        query, key = self.query_projection(query), self.key_projection(key)
         value = self.value_projection(value)
 
-        def attended(query: Any, key: PyTree, value: Any, mask: Any) -> jax.Array:
+        def attended(
+            query: jax.Array, key: jax.Array, value: jax.Array, mask: Array | None
+        ) -> jax.Array:
             query_heads, key_heads, value_heads = map(self._heads, (query, key, value))
             weights = self._weights(query_heads, key_heads, mask).astype(value_heads.dtype)
             heads = jnp.einsum("...htT,...Thd->...thd", weights, value_heads)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, NoReturn
+from typing import ClassVar, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -113,7 +113,13 @@ class _BatchNorm(Module):
         mean, variance = self._mean_and_variance(x)
         eps = self.eps
 
-        def normalised(x: Array, mean: Any, variance: Any, scale: Any, offset: Any) -> jax.Array:
+        def normalised(
+            x: jax.Array,
+            mean: jax.Array,
+            variance: jax.Array,
+            scale: Array | None,
+            offset: Array | None,
+        ) -> jax.Array:
             factor = jax.lax.rsqrt(variance + eps)
             if scale is not None:
                 factor = scale * factor

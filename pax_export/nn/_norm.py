@@ -37,7 +37,7 @@ class AxisSlice:
         return slice(self.start, self.stop, self.step)
 
 
-def _static_axes(axis: int | Sequence[int], where: str) -> tuple[int, ...] | AxisSlice:
+def _static_axes(axis: Axis, where: str) -> tuple[int, ...] | AxisSlice:
     """The form in which a layer keeps its axes."""
     try:
         if isinstance(axis, slice):
@@ -82,7 +82,7 @@ class _Norm(ParameterModule):
     }
 
     def _set_sizes(
-        self, num_channels: int, axis, create_scale: bool, create_offset: bool, eps: float
+        self, num_channels: int, axis: Axis, create_scale: bool, create_offset: bool, eps: float
     ) -> None:
         where = type(self).__name__
         self.num_channels = checked_integer(num_channels, f"{where}.num_channels", least=1)

@@ -6,7 +6,6 @@ import math
 import operator
 import warnings
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -103,7 +102,9 @@ def avg_pool(
     return (total / counts).astype(dtype)
 
 
-def _sum_of_windows(x: jax.Array, window, steps, pads) -> jax.Array:
+def _sum_of_windows(
+    x: jax.Array, window: Sequence[int], steps: Sequence[int], pads: Sequence[tuple[int, int]]
+) -> jax.Array:
     return jax.lax.reduce_window(x, np.zeros((), x.dtype), jax.lax.add, window, steps, pads)
 
 
@@ -146,7 +147,7 @@ def _window_geometry(
 
 
 def _padding_pairs(
-    padding: Any, x: jax.Array, window: tuple[int, ...], where: str
+    padding: Sequence[Sequence[int]], x: jax.Array, window: tuple[int, ...], where: str
 ) -> list[tuple[int, int]]:
     """A pair for each axis; less than a window each, so that every window has a real element."""
     try:

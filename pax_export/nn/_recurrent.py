@@ -123,7 +123,7 @@ class _Cell(Module, Generic[S]):
             batch_size = checked_integer(batch_size, where, least=0)
         return jnp.zeros((batch_size, self.hidden_dim))
 
-    def _check_arguments(self, state: PyTree, x: Any) -> tuple[jax.Array, ...]:
+    def _check_arguments(self, state: S, x: Array) -> tuple[jax.Array, ...]:
         """The input and the arrays of the state; raises if they do not fit."""
         form = self._state_form
         if not all(hasattr(state, field) for field in form._fields):
@@ -133,13 +133,13 @@ class _Cell(Module, Generic[S]):
                 got=type(state).__name__,
                 write="state, y = cell(cell.initial_state(batch_size), x)",
             )
-        x = with_whole_channels(jnp.asarray(x))
+        inputs: jax.Array = with_whole_channels(jnp.asarray(x))
         arrays = [jnp.asarray(getattr(state, field)) for field in form._fields]
-        batch = x.shape[:-1]
-        self._check_shape("input", x, (*batch, self.input_dim))
+        batch = inputs.shape[:-1]
+        self._check_shape("input", inputs, (*batch, self.input_dim))
         for field, array in zip(form._fields, arrays):
             self._check_shape(f"{field} state", array, (*batch, self.hidden_dim))
-        return x, *[laid_like(array, x) for array in arrays]
+        return inputs, *[laid_like(array, inputs) for array in arrays]
 
     def _check_shape(self, word: str, array: jax.Array, shape: tuple) -> None:
         require_batch_axis(array, f"[batch, {shape[-1]}], the {word} of a cell", self)
@@ -155,7 +155,7 @@ class _Cell(Module, Generic[S]):
     _repr = repr_method("input_dim", "hidden_dim")
 
 
-def _lying_as(before: PyTree, state: PyTree) -> Any:
+def _lying_as(before: S, state: S) -> S:
     """A state, on Explicit axes lying as the one before it: a scan carries it."""
     fields = state._fields
     return type(state)(*[laid_like(getattr(state, f), getattr(before, f)) for f in fields])

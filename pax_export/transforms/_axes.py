@@ -196,7 +196,7 @@ class MapOptions:
     out_axes: Any
     state_axes: StateAxes | None
     split: SplitRngs
-    axis_label: Any  # the name of the stacked axis in partition specs
+    axis_label: str | None  # the name of the stacked axis in partition specs
 
     @classmethod
     def of(cls, transform: str, **options: PyTree) -> MapOptions:

@@ -12,7 +12,7 @@ from jax.tree_util import tree_flatten, tree_leaves, tree_map, tree_structure
 
 from pax_export._foundations.check import checked_integer
 from pax_export._foundations.errors import InvalidArgumentError, StructureMismatchError
-from pax_export._foundations.types import ArrayLike
+from pax_export._foundations.types import ArrayLike, PyTree
 from pax_export.core import Selector, is_node, structure_differences
 from pax_export.transforms._axes import (
     AxisPrefix,
@@ -139,7 +139,7 @@ class ScanBody:
             after |= dict(zip(range(part.start, part.stop), tree_leaves(copy)))
         return {slot.number: _as_array(after[slot.number]) for slot in self.threaded}
 
-    def _check_carry(self, carry: Any) -> None:
+    def _check_carry(self, carry: PyTree) -> None:
         lines = tree_differences(self._init, carry, "the carry", _fits_carry)
         if lines:
             raise StructureMismatchError(

@@ -300,7 +300,9 @@ def places_of(store: Store) -> int:
     return _array_of_store(store).shape[-3]
 
 
-def read_store(store: Store, layer: Any, dtype: DTypeLike, count: int | None = None) -> jax.Array:
+def read_store(
+    store: Store, layer: int | Array, dtype: DTypeLike, count: int | None = None
+) -> jax.Array:
     """Reads the first `count` positions of a layer, ``[batch, places, kv_heads, head_size]``."""
     if isinstance(store, tuple):
         one = store[layer]
@@ -312,7 +314,7 @@ def read_store(store: Store, layer: Any, dtype: DTypeLike, count: int | None = N
     return one.astype(dtype)
 
 
-def write_store(store: Store, layer: Any, places: Any, vectors: Array) -> Store:
+def write_store(store: Store, layer: int | Array, places: Array, vectors: Array) -> Store:
     """Writes ``[batch, length, kv_heads, head_size]`` at `places`, dropping those past the end."""
     at = jax.lax.broadcasted_iota(jnp.int32, places.shape, 0), places
     if isinstance(store, tuple):

@@ -115,9 +115,9 @@ def checked_tokens(tokens: object, lengths: object, vocab_size: int) -> tuple[ja
 
 
 def _check_lengths(lengths: jax.Array, batch: int, length: int) -> None:
-    got, write = None, f"an array of shape ({batch},), from 0 to {length}"
+    got = None
     if lengths.shape != (batch,):
-        got = f"shape {lengths.shape} for {batch} rows of tokens"
+        got = f"shape {lengths.shape} for tokens of shape {(batch, length)}"
     elif not is_tracer(lengths) and isinstance(length, int):
         low, high = int(lengths.min(initial=0)), int(lengths.max(initial=0))
         if low < 0 or high > length:
@@ -127,7 +127,7 @@ def _check_lengths(lengths: jax.Array, batch: int, length: int) -> None:
             "There must be a length for each row, between 0 and the number of its tokens.",
             where="Decoder(lengths=...)",
             got=got,
-            write=write,
+            write=f"lengths from 0 to {length}, in an array of shape ({batch},)",
         )
 
 

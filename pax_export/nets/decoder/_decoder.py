@@ -127,7 +127,13 @@ class Decoder(Module):
     # --- of a file ------------------------------------------------------------------------
 
     @classmethod
-    def from_gguf(cls, path: Any, *, layers: str = "scanned", dtype: Any = None) -> Decoder:
+    def from_gguf(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        layers: str = "scanned",
+        dtype: DTypeLike | None = None,
+    ) -> Decoder:
         """Loads a GGUF file of llama.cpp.
 
         Quantized weights are dequantized one leaf at a time, so at most one leaf is in memory in
@@ -160,7 +166,7 @@ class Decoder(Module):
         *,
         config: DecoderConfig | None = None,
         layers: str = "scanned",
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
         revision: str | None = None,
     ) -> Decoder:
         """Loads a transformers folder with ``config.json`` and safetensors files.
@@ -253,7 +259,7 @@ class Decoder(Module):
         self,
         batch: int,
         max_length: int,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
         *,
         rolling: bool = True,
         listed: bool = False,
@@ -399,7 +405,7 @@ class Decoder(Module):
         rolls = [reading.rolls(kind) for kind in kinds]
         of_group = [sum(rolls), len(rolls) - sum(rolls)]
 
-        def call(layer: Module, h: Array, stores: tuple, group: Any, number: int) -> tuple:
+        def call(layer: Module, h: Array, stores: tuple, group: int | Array, number: int) -> tuple:
             before = rolls[:number].count(rolls[number])
             index = group * of_group[0 if rolls[number] else 1] + before
             after = stores
@@ -412,7 +418,9 @@ class Decoder(Module):
             # Arrays that a policy widens inside a layer keep their dtype between layers.
             return layer(h, attend).astype(h.dtype), after
 
-        def of_list(layers: Any, h: Array, stores: tuple, group: Any) -> tuple:
+        def of_list(
+            layers: list[DecoderLayer], h: Array, stores: tuple, group: int | Array
+        ) -> tuple:
             for number, layer in enumerate(layers):
                 h, stores = call(layer, h, stores, group, number)
             return h, stores

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pax_export._foundations.types import Array, PyTree
+from pax_export._foundations.types import Array
 from pax_export.core import Module
 from pax_export.nets.decoder._cache import DecoderCache, places_of, read_store, write_store
 from pax_export.nets.decoder._config import DecoderConfig
@@ -272,8 +272,8 @@ class CachedReading(UncachedCall):
         self,
         attention: GroupedQueryAttention,
         query: Array,
-        pair: PyTree,
-        index: object,
+        pair: Stores,
+        index: int | Array,
         mask: Array,
         bias: Array,
         count: int | None,
@@ -376,7 +376,7 @@ class PlacedReading(UncachedCall):
 # --- masks ------------------------------------------------------------------------------------
 
 
-def seen_in_order(places: Any, positions: Any, window: int | None) -> jax.Array:
+def seen_in_order(places: Array, positions: Array, window: int | None) -> jax.Array:
     """The causal mask ``[batch, 1, length, keys]`` of keys at `places`; negative: empty."""
     keys, queries = places[:, None, None, :], positions[:, None, :, None]
     seen = (keys <= queries) & (keys >= 0)

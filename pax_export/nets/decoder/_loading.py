@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import warnings
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -24,13 +25,16 @@ from pax_export._foundations.errors import (
 )
 from pax_export._foundations.files.own_files import some_names
 from pax_export._foundations.files.system import read_small_file
-from pax_export._foundations.types import DTypeLike, PyTree
+from pax_export._foundations.types import DTypeLike
 from pax_export.core import named_leaves
 from pax_export.nets.decoder._config import DecoderConfig
 from pax_export.nets.decoder._generation import GENERATION, GenerationDefaults, read_defaults
 from pax_export.nets.decoder._gguf import ROTARY_TENSORS, scaling_of_gguf
 from pax_export.nets.decoder._tensors import Pieces, SourceArray, pieces_of_gguf, pieces_of_hf
 from pax_export.weights import Source, open_source
+
+if TYPE_CHECKING:
+    from pax_export.nets.decoder._decoder import Decoder
 
 _LARGEST_CONFIG = 1 << 24  # bytes
 
@@ -41,7 +45,9 @@ _IGNORED = re.compile(
 )
 
 
-def decoder_of_gguf(cls: object, path: str, layers: str, dtype: DTypeLike) -> Any:
+def decoder_of_gguf(
+    cls: type[Decoder], path: str | os.PathLike[str], layers: str, dtype: DTypeLike | None
+) -> Decoder:
     """See `Decoder.from_gguf`."""
     with open_source(path) as source:
         if source.kind != "gguf":
@@ -79,8 +85,12 @@ def _with_rotary_tables(config: DecoderConfig, source: Source) -> DecoderConfig:
 
 
 def decoder_of_folder(
-    cls: object, folder: Path, config: DecoderConfig | None, layers: str, dtype: DTypeLike
-) -> Any:
+    cls: type[Decoder],
+    folder: Path,
+    config: DecoderConfig | None,
+    layers: str,
+    dtype: DTypeLike | None,
+) -> Decoder:
     """See `Decoder.from_pretrained`."""
     described = None
     if config is None:
@@ -160,13 +170,13 @@ def _count_rows(source: Source, name: str, default: int) -> int:
 
 
 def fill_decoder(
-    cls: PyTree,
+    cls: type[Decoder],
     source: Source,
     config: DecoderConfig,
     pieces: Pieces,
     layers: str,
-    dtype: DTypeLike,
-) -> Any:
+    dtype: DTypeLike | None,
+) -> Decoder:
     """A `Decoder` with the arrays of a source, read one leaf at a time."""
     if config.num_layers > len(source.entries):  # before the layers are made
         raise _mismatch_error(
@@ -187,7 +197,9 @@ def fill_decoder(
 class _LeafSource:
     """A leaf of the net, and its array (or those of all layers) in a file."""
 
-    def __init__(self, name: str, leaf: PyTree, pieces: Pieces, config: DecoderConfig):
+    def __init__(
+        self, name: str, leaf: jax.ShapeDtypeStruct, pieces: Pieces, config: DecoderConfig
+    ):
         self.name, self.shape = name, leaf.shape
         listed = re.match(r"layers\.(\d+)\.", name)
         self.number = None if listed is None else int(listed[1])
@@ -211,7 +223,7 @@ class _LeafSource:
     def part_shape(self) -> tuple[int, ...]:
         return self.shape[1:] if self.is_stacked else self.shape
 
-    def read(self, source: Source, layers: int, dtype: DTypeLike) -> jax.Array:
+    def read(self, source: Source, layers: int, dtype: DTypeLike | None) -> jax.Array:
         names = self.names(layers)
         if not self.is_stacked:
             return _as_leaf(self._one(source, names[0]), dtype)
@@ -239,7 +251,7 @@ class _LeafSource:
         return array
 
 
-def _as_leaf(array: np.ndarray, dtype: DTypeLike) -> jax.Array:
+def _as_leaf(array: np.ndarray, dtype: DTypeLike | None) -> jax.Array:
     # A view of a file, or of another array, must not live on in the net.
     array = np.ascontiguousarray(array, None if dtype is None else jnp.dtype(dtype))
     return jnp.array(array) if array.base is not None else jnp.asarray(array)

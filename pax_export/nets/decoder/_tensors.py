@@ -11,8 +11,8 @@ import numpy as np
 from jax.tree_util import tree_flatten_with_path
 
 from pax_export._foundations.errors import InvalidArgumentError
-from pax_export._foundations.types import PyTree
-from pax_export.core import path_name
+from pax_export._foundations.types import Array
+from pax_export.core import Module, path_name
 from pax_export.nets.decoder._config import DecoderConfig
 from pax_export.precision.quantized import ArrayLike, Form, QuantizedArray
 
@@ -212,7 +212,7 @@ class WrittenTensor(NamedTuple):
 
 
 def file_tensors(
-    lm: PyTree, pieces: Pieces, norm_shift: float = 0.0, where: str = "lm"
+    lm: Module, pieces: Pieces, norm_shift: float = 0.0, where: str = "lm"
 ) -> list[WrittenTensor]:
     """Returns the tensors of a file from which these pieces can be read.
 
@@ -246,7 +246,7 @@ def file_tensors(
 
 
 def _find_places(
-    name: str, leaf: Any, piece: SourceArray
+    name: str, leaf: Array | QuantizedArray, piece: SourceArray
 ) -> Iterator[tuple[str, SourceArray, Any]]:
     listed = re.match(r"layers\.(\d+)\.", name)
     if listed:
@@ -257,7 +257,7 @@ def _find_places(
         yield piece.name, piece, None
 
 
-def _describe_bits(leaf: Any) -> str:
+def _describe_bits(leaf: Array | QuantizedArray) -> str:
     form = leaf.form if isinstance(leaf, QuantizedArray) else None
     return str(leaf.dtype) if form is None else f"{form.bits} bits, {form.scheme}"
 
