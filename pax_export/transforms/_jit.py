@@ -149,6 +149,7 @@ class Jitted(Generic[P, R]):
         # With `in_shardings` jax accepts no keywords, so whole arguments are donated.
         self._has_shardings = "in_shardings" in options
         self._programs: dict[tuple, Any] = {}
+        self._program(None, ())  # now, so that jax checks the options
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         wrapped: Any = args
