@@ -20,6 +20,7 @@ from pax_export.nn import (
     RngSeq,
     dropout,
     require_boolean_mask,
+    require_divisor,
 )
 
 
@@ -98,13 +99,7 @@ class Transformer(Module):
         self.dropout_rate = checked_fraction(
             dropout_rate, "Transformer.dropout_rate", one_allowed=False
         )
-        if self.dim % self.num_heads:
-            raise InvalidArgumentError(
-                "The number of heads must divide the size of the Transformer.",
-                where="Transformer.num_heads",
-                got=f"{num_heads} heads for dim={dim}",
-                write="a divisor of dim",
-            )
+        require_divisor(self.num_heads, "heads", self.dim, "channels", "Transformer.num_heads")
         self.rng_seq = RngSeq()
         self.layers = [self._layer() for _ in range(self.num_layers)]
         self.layer_norm_output = _make_norm(self.dim)

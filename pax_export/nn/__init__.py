@@ -1,6 +1,6 @@
 """Layers, one file per family."""
 
-from pax_export.nn._arguments import normal, variance_scaling, zeros
+from pax_export.nn._arguments import normal, require_divisor, variance_scaling, zeros
 from pax_export.nn._attention import GroupedQueryAttention, MultiHeadAttention
 from pax_export.nn._batch_norm import BatchNorm1D, BatchNorm2D
 from pax_export.nn._conv import Conv1D, Conv1DTranspose, Conv2D, Conv2DTranspose, Convolution

@@ -62,6 +62,19 @@ def checked_even(value: int, where: str) -> int:
     return number
 
 
+def require_divisor(
+    number: int, parts: str, whole: int, of: str, where: str, write: str | None = None
+) -> None:
+    """Raises unless so many parts, such as heads, divide so many channels."""
+    if whole % number:
+        raise InvalidArgumentError(
+            f"The number of {parts} must divide that of {of}.",
+            where=where,
+            got=f"{number} {parts} for {whole} {of}",
+            write=write or f"a divisor of {whole}",
+        )
+
+
 def per_axis(value: int | Sequence[int], axes: int, where: str) -> tuple[int, ...]:
     """One positive integer for each spatial axis; a single one is repeated."""
     values = tuple(value) if isinstance(value, Sequence) else (value,) * axes

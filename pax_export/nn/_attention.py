@@ -247,7 +247,13 @@ class GroupedQueryAttention(Module):
         self.num_heads = checked_integer(num_heads, f"{where}.num_heads", least=1)
         kv_heads = self.num_heads if num_kv_heads is None else num_kv_heads
         self.num_kv_heads = checked_integer(kv_heads, f"{where}.num_kv_heads", least=1)
-        self._check_heads(head_size)
+        arg.require_divisor(
+            self.num_kv_heads, "key heads", self.num_heads, "heads", f"{where}.num_kv_heads"
+        )
+        if head_size is None:
+            arg.require_divisor(
+                self.num_heads, "heads", self.dim, "channels", f"{where}.num_heads", "head_size="
+            )
         size = self.dim // self.num_heads if head_size is None else head_size
         self.head_size = checked_integer(size, f"{where}.head_size", least=1)
         self.window = (
@@ -276,22 +282,6 @@ class GroupedQueryAttention(Module):
                 where="GroupedQueryAttention.rotary",
                 got=f"{rotary!r:.80} for heads of size {self.head_size}",
                 write=f"Rotary(size) with a size of at most {self.head_size}",
-            )
-
-    def _check_heads(self, head_size: int | None) -> None:
-        if self.num_heads % self.num_kv_heads:
-            raise InvalidArgumentError(
-                "The key heads must divide the query heads.",
-                where="GroupedQueryAttention.num_kv_heads",
-                got=f"{self.num_kv_heads} for {self.num_heads} heads",
-                write=f"a divisor of {self.num_heads}",
-            )
-        if head_size is None and self.dim % self.num_heads:
-            raise InvalidArgumentError(
-                "The number of heads must divide the size, or the size of a head must be given.",
-                where="GroupedQueryAttention.num_heads",
-                got=f"{self.num_heads} heads for dim={self.dim}",
-                write="head_size=",
             )
 
     def _make_layers(

@@ -237,13 +237,8 @@ class _Conv(Convolution):
     def _groups(self, feature_group_count: int) -> int:
         where = f"{type(self).__name__}.feature_group_count"
         groups = checked_integer(feature_group_count, where, least=1)
-        if self.in_features % groups or self.out_features % groups:
-            raise InvalidArgumentError(
-                "Input and output features must be divisible by the number of groups.",
-                where=where,
-                got=f"{groups} groups for {self.in_features} -> {self.out_features} features",
-                write="a common divisor of both",
-            )
+        for features in (self.in_features, self.out_features):
+            arg.require_divisor(groups, "groups", features, "features", where)
         return groups
 
     def _groups_of_features(self) -> int:

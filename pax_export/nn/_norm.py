@@ -285,13 +285,9 @@ class GroupNorm(_Norm):
         checked_choice(data_format, tuple(_DATA_FORMATS), "GroupNorm.data_format")
         self.groups = checked_integer(groups, "GroupNorm.groups", least=1)
         self._set_sizes(num_channels, axis, create_scale, create_offset, eps)
-        if self.num_channels % self.groups:
-            raise InvalidArgumentError(
-                "The channels must be divisible by the number of groups.",
-                where="GroupNorm.groups",
-                got=f"{self.groups} groups for {self.num_channels} channels",
-                write=f"a divisor of {self.num_channels}",
-            )
+        arg.require_divisor(
+            self.groups, "groups", self.num_channels, "channels", "GroupNorm.groups"
+        )
         self.data_format = _DATA_FORMATS[data_format]
         scale, offset = self._initial_arrays(scale_init, offset_init, rng_key)
         if scale is not None:

@@ -233,7 +233,7 @@ REFUSED = {
     ),
     "heads that do not divide": (
         lambda net: pax.nets.Transformer(8, 3, 1, 0.1),
-        "got: 3 heads for dim=8",
+        "got: 3 heads for 8 channels",
     ),
     "no layers": (lambda net: pax.nets.Transformer(8, 2, 0, 0.1), "Transformer.num_layers"),
     "a rate of one": (lambda net: pax.nets.Transformer(8, 2, 1, 1.0), "Transformer.dropout_rate"),

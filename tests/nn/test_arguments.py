@@ -20,7 +20,7 @@ NORM = pax.GroupNorm(1, 1)
         ("Conv1D.padding", "a tuple, ((1, 1),)", lambda: pax.Conv1D(1, 1, 3, padding=((1, 1),))),
         (
             "Conv2D.feature_group_count",
-            "2 groups for 4 -> 3 features",
+            "2 groups for 3 features",
             lambda: pax.Conv2D(4, 3, 3, feature_group_count=2),
         ),
         (

@@ -293,7 +293,11 @@ def test_queries_and_keys_may_be_normalized_by_all_heads_together():
     [
         (
             lambda: pax.GroupedQueryAttention(12, 6, 4),
-            ["where: GroupedQueryAttention.num_kv_heads", "got: 4 for 6 heads", "a divisor of 6"],
+            [
+                "where: GroupedQueryAttention.num_kv_heads",
+                "got: 4 key heads for 6 heads",
+                "a divisor of 6",
+            ],
         ),
         (lambda: pax.GroupedQueryAttention(12, 5), ["fix: head_size="]),
         (
