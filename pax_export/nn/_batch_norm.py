@@ -194,28 +194,14 @@ class _BatchNorm(Module):
 class BatchNorm1D(_BatchNorm):
     """Batch normalization of inputs with one spatial axis, or of features alone.
 
-    For an input ``[batch, num_channels]``, statistics are over the batch.
-
-    Args:
-        num_channels: the size of the channel axis.
-        create_scale: whether there is a trainable scale for each channel.
-        create_offset: whether there is a trainable offset for each channel.
-        decay_rate: from 0 to 1; how much of the old averages each step keeps.
-        eps: added to the variance.
-        data_format: ``"NWC"`` or ``"NCW"``.
-        name: shown by ``repr`` and ``summary``.
+    For an input ``[batch, num_channels]``, statistics are over the batch. The arguments are those
+    of `BatchNorm2D`; ``data_format`` is ``"NWC"`` or ``"NCW"``.
 
     Attributes:
         scale: ``[1, 1, num_channels]`` (or ``[1, num_channels, 1]``) or None.
         offset: the same.
         ema_mean: the moving average of means, an `EMA`.
         ema_var: the moving average of variances, an `EMA`.
-
-    Raises:
-        InvalidArgumentError: (a ValueError and an AssertionError) an argument
-            is out of its range.
-        InvalidArgumentTypeError: (a TypeError) a size is not an integer, or another argument
-            not a number.
 
     Example:
         >>> import jax.numpy as jnp, pax_export as pax

@@ -310,30 +310,11 @@ class _ConvTranspose(Convolution):
 class Conv1D(_Conv):
     """A convolution over one spatial axis.
 
-    Args:
-        in_features: the number of channels of the input.
-        out_features: the number of channels of the output.
-        kernel_shape: the width of the kernel.
-        stride: the step between two windows.
-        rate: the step between two elements of one window (dilation).
-        padding: ``"SAME"``, ``"VALID"``, or a list with one pair ``(before, after)``.
-        with_bias: whether there is a bias; ``bias`` is None without one.
-        w_init: ``w_init(key, shape)`` makes the weight; N(0, 1/fan_in) by
-            default (variance), where fan_in is ``kernel * in_features / groups``.
-        b_init: the same for the bias; zeros by default.
-        data_format: ``"NWC"`` or ``"NCW"``.
-        feature_group_count: the number of groups of channels.
-        name: shown by ``repr`` and ``summary``.
-        rng_key: the key of the initial values; the next of the ambient stream by default.
+    The arguments are those of `Conv2D`; ``data_format`` is ``"NWC"`` or ``"NCW"``.
 
     Attributes:
         weight: ``[width, in_features / groups, out_features]`` in either data format.
         bias: ``[out_features]`` or None.
-
-    Raises:
-        InvalidArgumentError: a size is less than one, an unknown padding or
-            data format, or the groups do not divide the features.
-        InvalidArgumentTypeError: a size is not an integer, or the padding a tuple.
 
     Example:
         >>> import jax.numpy as jnp, pax_export as pax
@@ -409,27 +390,11 @@ class Conv2D(_Conv):
 class Conv1DTranspose(_ConvTranspose):
     """A transposed convolution over one spatial axis.
 
-    Args:
-        in_features: the number of channels of the input.
-        out_features: the number of channels of the output.
-        kernel_shape: the width of the kernel.
-        stride: the factor by which the spatial axis grows.
-        padding: ``"SAME"``, ``"VALID"``, or one pair ``(before, after)``.
-        with_bias: whether there is a bias; ``bias`` is None without one.
-        w_init: ``w_init(key, shape)`` makes the weight; N(0, 1/fan_in) by
-            default (variance), where fan_in is ``width * in_features``.
-        b_init: the same for the bias; zeros by default.
-        data_format: ``"NWC"`` or ``"NCW"``.
-        name: shown by ``repr`` and ``summary``.
-        rng_key: the key of the initial values; the next of the ambient stream by default.
+    The arguments are those of `Conv2DTranspose`; ``data_format`` is ``"NWC"`` or ``"NCW"``.
 
     Attributes:
         weight: ``[width, out_features, in_features]`` in either data format.
         bias: ``[out_features]`` or None.
-
-    Raises:
-        InvalidArgumentError: a size is less than one, an unknown padding or data format.
-        InvalidArgumentTypeError: a size is not an integer.
 
     Example:
         >>> import jax.numpy as jnp, pax_export as pax

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -98,7 +99,7 @@ def dot_product_attention(
         seen = causal_mask(query.shape[1], window, key.shape[1])
         mask = seen if mask is None else mask & seen
     products = _of_one_query if _suits_one_product(query, key) else _by_products
-    return products(query, key, value, mask, bias, scale, softcap)
+    return products(query, key, value, _weigher(mask, bias, scale, softcap))
 
 
 def _suits_jax(query: Array) -> bool:
@@ -123,34 +124,37 @@ def causal_mask(length: int, window: int | None = None, keys: int | None = None)
     return seen if window is None else seen & (column > row - window)
 
 
-def _by_products(
-    query: Array,
-    key: Array,
-    value: Array,
-    mask: Array | None,
-    bias: Array | None,
-    scale: float,
-    softcap: float | None,
-) -> jax.Array:
+Weigh = Callable[[jax.Array, Callable[[Array], Array]], jax.Array]
+
+
+def _weigher(mask: Array | None, bias: Array | None, scale: float, softcap: float | None) -> Weigh:
+    """A function of the logits, and of the form that mask and bias take beside them."""
+
+    def weigh(logits: jax.Array, form: Callable[[Array], Array]) -> jax.Array:
+        logits = logits * scale
+        own_mask, own_bias = (None if x is None else form(x) for x in (mask, bias))
+        if softcap is not None:
+            logits = softcap * jnp.tanh(logits / softcap)
+        if own_bias is not None:
+            logits = logits + own_bias
+        if own_mask is not None:
+            logits = jnp.where(own_mask, logits, _LOWEST)
+        return jax.nn.softmax(logits)
+
+    return weigh
+
+
+def _by_products(query: Array, key: Array, value: Array, weigh: Weigh) -> jax.Array:
     batch, length, heads, size = query.shape
     kv_heads = key.shape[2]
     dtype = arg.at_least_float32(query.dtype)
     grouped = query.reshape((batch, length, kv_heads, heads // kv_heads, size))
-    logits = jnp.einsum("btkgh,bskh->bkgts", grouped, key, preferred_element_type=dtype) * scale
-    mask, bias = (None if x is None else _group_heads(x, kv_heads) for x in (mask, bias))
-    weights = arg.cast(_masked_softmax(logits, mask, bias, softcap), value.dtype)
+    logits = jnp.einsum("btkgh,bskh->bkgts", grouped, key, preferred_element_type=dtype)
+    weights = arg.cast(weigh(logits, lambda x: _group_heads(x, kv_heads)), value.dtype)
     return jnp.einsum("bkgts,bskh->btkgh", weights, value).reshape(query.shape)
 
 
-def _of_one_query(
-    query: Array,
-    key: Array,
-    value: Array,
-    mask: Array | None,
-    bias: Array | None,
-    scale: float,
-    softcap: float | None,
-) -> jax.Array:
+def _of_one_query(query: Array, key: Array, value: Array, weigh: Weigh) -> jax.Array:
     """Attention of one query per row: a block-diagonal product for all heads, without copies.
 
     XLA's CPU takes a sixth of the time of copying keys and values by head.
@@ -161,23 +165,10 @@ def _of_one_query(
     spread = jnp.where(own, query[:, 0, :, None], 0).reshape((batch, heads, kv_heads * size))
     key, value = (x.reshape((batch, keys, kv_heads * size)) for x in (key, value))
     dtype = arg.at_least_float32(query.dtype)
-    logits = jnp.einsum("bnc,bsc->bns", spread, key, preferred_element_type=dtype) * scale
-    mask, bias = (None if x is None else jnp.asarray(x)[:, :, 0] for x in (mask, bias))
-    weights = arg.cast(_masked_softmax(logits, mask, bias, softcap), value.dtype)
+    logits = jnp.einsum("bnc,bsc->bns", spread, key, preferred_element_type=dtype)
+    weights = arg.cast(weigh(logits, lambda x: jnp.asarray(x)[:, :, 0]), value.dtype)
     mixed = jnp.einsum("bns,bsc->bnc", weights, value).reshape((batch, heads * kv_heads, size))
     return mixed[:, np.flatnonzero(own)][:, None]
-
-
-def _masked_softmax(
-    logits: Array, mask: Array | None, bias: Array | None, softcap: float | None
-) -> jax.Array:
-    if softcap is not None:
-        logits = softcap * jnp.tanh(logits / softcap)
-    if bias is not None:
-        logits = logits + bias
-    if mask is not None:
-        logits = jnp.where(mask, logits, _LOWEST)
-    return jax.nn.softmax(logits)
 
 
 def _group_heads(x: Array, kv_heads: int) -> jax.Array:

@@ -20,6 +20,7 @@ from pax_export._foundations.types import ArrayLike, PyTree
 from pax_export.core import (
     EmptyNode,
     Node,
+    Selector,
     as_filter,
     has_names,
     is_node,
@@ -186,27 +187,28 @@ def _of_part(prefix: Any, part: Part, state_axes: StateAxes | None) -> Axes:
 # --- options ----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
 class MapOptions:
-    """The options that vmap and scan have in common, checked."""
+    """The options that vmap and scan have in common, checked as far as possible before a call."""
 
-    transform: str  # its name, for messages
-    in_axes: Any
-    in_axes_kwargs: Any
-    out_axes: Any
-    state_axes: StateAxes | None
-    split: SplitRngs
-    axis_label: str | None  # the name of the stacked axis in partition specs
-
-    @classmethod
-    def of(cls, transform: str, **options: PyTree) -> MapOptions:
-        """Checks the options of a transform as far as possible before a call."""
-        in_axes = options["in_axes"]
-        in_axes = tuple(in_axes) if isinstance(in_axes, list) else in_axes
-        state_axes = options["state_axes"]
+    def __init__(
+        self,
+        transform: str,  # its name, for messages
+        *,
+        in_axes: AxisPrefix,
+        in_axes_kwargs: AxisPrefix,
+        out_axes: AxisPrefix,
+        state_axes: Mapping[Any, int | None] | None,
+        split_rngs: Selector,
+        transform_metadata: Mapping[str, Any] | tuple,
+        **others: object,
+    ):
+        self.transform, self.out_axes = transform, out_axes
+        self.in_axes = tuple(in_axes) if isinstance(in_axes, list) else in_axes
+        self.in_axes_kwargs = in_axes_kwargs
         if state_axes is not None and not isinstance(state_axes, StateAxes):
             state_axes = StateAxes(state_axes)
-        metadata = dict(options["transform_metadata"])
+        self.state_axes = state_axes
+        metadata = dict(transform_metadata)
         for key in metadata:
             if key != PARTITION_NAME:
                 raise InvalidArgumentError(
@@ -215,12 +217,9 @@ class MapOptions:
                     got=repr(key),
                     write="{PARTITION_NAME: ...}",
                 )
-        label = metadata.get(PARTITION_NAME)
-        split = SplitRngs(options["split_rngs"])
-        return cls(
-            transform, in_axes, options["in_axes_kwargs"], options["out_axes"], state_axes, split,
-            label,
-        )  # fmt: skip
+        # The name of the stacked axis in partition specs.
+        self.axis_label: str | None = metadata.get(PARTITION_NAME)
+        self.split = SplitRngs(split_rngs)
 
     def prefix_of(self, argument: int | str) -> Any:
         """The entry of in_axes for a positional argument or a keyword."""

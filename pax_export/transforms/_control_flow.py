@@ -76,8 +76,8 @@ def cond(
         >>> y.round(2).tolist()
         [[-1.0, -1.0], [1.0, 1.0]]
     """
-    named = {"true_fun": true_fun, "false_fun": false_fun}
-    return _call_one("cond", named, operands, lambda both, x: jax.lax.cond(pred, *both, x))
+    both = _Branches("cond", {"true_fun": true_fun, "false_fun": false_fun}, operands)
+    return both.finish(jax.lax.cond(pred, *both.functions, both.leaves))
 
 
 def switch(index: ArrayLike, branches: Sequence[Callable[[*Ts], R]], *operands: *Ts) -> R:
@@ -109,18 +109,8 @@ def switch(index: ArrayLike, branches: Sequence[Callable[[*Ts], R]], *operands: 
     named = {f"branches[{i}]": function for i, function in enumerate(branches)}
     if not named:
         raise InvalidArgumentError("switch needs at least one branch.", where="switch.branches")
-    return _call_one("switch", named, operands, lambda all_, x: jax.lax.switch(index, all_, x))
-
-
-def _call_one(
-    transform: str,
-    named: Mapping[str, Callable],
-    operands: tuple,
-    choose: Callable[[list[Callable], dict[int, Any]], Any],
-) -> Any:
-    """Calls the branch that jax chooses, with the same arguments as each other one."""
-    branches = _Branches(transform, named, operands)
-    return branches.finish(choose(branches.functions, branches.leaves))
+    calls = _Branches("switch", named, operands)
+    return calls.finish(jax.lax.switch(index, calls.functions, calls.leaves))
 
 
 class _Branches:
@@ -343,7 +333,7 @@ def map(f: Callable[[Any], T], xs: PyTree) -> T:  # as in jax.lax
 
 def _loop_body(transform: str, function: Callable, args: tuple) -> ScanBody:
     """The body of a loop; the arguments are those of the step, then the open modules."""
-    options = MapOptions.of(
+    options = MapOptions(
         transform, in_axes=None, in_axes_kwargs=None, out_axes=0, state_axes=None,
         split_rngs=..., transform_metadata={},
     )  # fmt: skip

@@ -301,7 +301,7 @@ def scan(
             got=f"out_axes={out_axes!r}",
             write="an axis, or return it as part of the carry",
         )
-    options = MapOptions.of(
+    options = MapOptions(
         "scan", in_axes=in_axes, in_axes_kwargs=in_axes_kwargs, out_axes=out_axes,
         state_axes=state_axes, split_rngs=split_rngs, transform_metadata=transform_metadata,
     )  # fmt: skip

@@ -96,7 +96,7 @@ def vmap(
     names = {"axis_name": axis_name, "spmd_axis_name": spmd_axis_name}
     if isinstance(f, Module):
         return TransformedLayer(f, vmap, {**own, **names, "axis_size": axis_size})
-    options = MapOptions.of("vmap", **own)
+    options = MapOptions("vmap", **own)
 
     @wrap_like(f)
     def mapped(*args: P.args, **kwargs: P.kwargs) -> R:
