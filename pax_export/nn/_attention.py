@@ -29,6 +29,7 @@ from pax_export.nn._arguments import (
 )
 from pax_export.nn._dot_attention import (
     IMPLEMENTATIONS,
+    LOWEST,
     dot_product_attention,
     require_boolean_mask,
 )
@@ -36,10 +37,6 @@ from pax_export.nn._explicit import explicit_mesh, join_specs, spec_of, under_au
 from pax_export.nn._linear import Linear
 from pax_export.nn._norm import RMSNorm, rms_normalised
 from pax_export.nn._positions import Rotary, rotate
-
-# The logit of a masked key: small enough for a weight of 0, and finite, so that a row whose keys
-# are all masked gets a mean and not NaN.
-_LOWEST = -1e30
 
 
 class MultiHeadAttention(Module):
@@ -155,7 +152,7 @@ class MultiHeadAttention(Module):
 def _mask_logits(logits: jax.Array, mask: Array, where: str) -> jax.Array:
     """The logits, very low where the mask is False or 0."""
     try:
-        return jnp.where(mask, logits, _LOWEST)
+        return jnp.where(mask, logits, LOWEST)
     except (TypeError, ValueError):
         raise InvalidArgumentError(
             "The mask must broadcast to [..., num_heads, t, T].",

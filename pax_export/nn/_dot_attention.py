@@ -21,7 +21,9 @@ from pax_export.nn import _arguments as arg
 from pax_export.nn._explicit import on_explicit_mesh
 
 IMPLEMENTATIONS = ("xla", "cudnn")
-_LOWEST = -1e30  # as in MultiHeadAttention: its weight is 0, and it is finite
+# The logit of a masked key: small enough for a weight of 0, and finite, so that a row whose keys
+# are all masked gets a mean and not NaN.
+LOWEST = -1e30
 
 
 def dot_product_attention(
@@ -138,7 +140,7 @@ def _weigher(mask: Array | None, bias: Array | None, scale: float, softcap: floa
         if own_bias is not None:
             logits = logits + own_bias
         if own_mask is not None:
-            logits = jnp.where(own_mask, logits, _LOWEST)
+            logits = jnp.where(own_mask, logits, LOWEST)
         return jax.nn.softmax(logits)
 
     return weigh

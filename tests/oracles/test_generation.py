@@ -299,7 +299,7 @@ def test_defaults_of_a_file_are_those_of_transformers(nets, tmp_path, said):
 def test_every_key_of_generation_is_taken_or_known(tmp_path):
     from pax_export.nets.decoder import _generation as ours
 
-    known = {*ours._TAKEN, *ours._SAID_ELSEWHERE}
+    known = {*ours._READ, *ours._WITHOUT_EFFECT}
     # These change tokens, and are named by a warning.
     changing = {*GenerationConfig().__dict__} - known
     assert {"no_repeat_ngram_size", "suppress_tokens", "stop_strings", "num_beams"} <= changing

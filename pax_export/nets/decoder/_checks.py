@@ -167,7 +167,7 @@ def check_ids(tokens: Array, lengths: Array | None, size: int | None, where: str
 
 def cache_size(value: object, name: str) -> Any:
     """A number of rows, or of places, of a cache; one with a name while an export is traced."""
-    if not isinstance(value, numbers.Integral) and _has_name(value):
+    if not isinstance(value, numbers.Integral) and jax.export.is_symbolic_dim(value):
         return value
     where = f"Decoder.init_cache: {name}"
     size = checked_integer(value, where, least=0)
@@ -179,9 +179,3 @@ def cache_size(value: object, name: str) -> Any:
             write=f"at most {_MOST}",
         )
     return size
-
-
-def _has_name(size: Any) -> bool:
-    from jax import export  # which programs without symbolic sizes do not need
-
-    return export.is_symbolic_dim(size)

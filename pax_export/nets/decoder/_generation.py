@@ -11,7 +11,7 @@ from pax_export._foundations.errors import PaxWarning, a_few
 from pax_export.nets.decoder._fields import Fields, Keys, short_repr
 
 #: Keys read from generation_config.json, with transformers' defaults.
-_TAKEN = {
+_READ = {
     "eos_token_id": None,
     "pad_token_id": None,
     "do_sample": False,
@@ -22,7 +22,7 @@ _TAKEN = {
     "repetition_penalty": 1.0,
 }
 #: Keys that do not change the tokens, or are arguments here.
-_SAID_ELSEWHERE = frozenset(
+_WITHOUT_EFFECT = frozenset(
     """bos_token_id decoder_start_token_id max_length max_new_tokens max_time use_cache
     cache_implementation cache_config max_cache_len prefill_chunk_size transformers_version
     _from_model_config output_attentions output_hidden_states output_scores output_logits
@@ -86,8 +86,8 @@ class GenerationDefaults:
 
 def read_defaults(values: Mapping[str, Any], where: str, size: int) -> GenerationDefaults:
     """Parses a ``generation_config.json``; end tokens outside the vocabulary are dropped."""
-    fields = Fields({k: v for k, v in values.items() if k in _TAKEN}, where, Keys(_TAKEN))
-    strange = {k: v for k, v in values.items() if k not in _TAKEN and k not in _SAID_ELSEWHERE}
+    fields = Fields({k: v for k, v in values.items() if k in _READ}, where, Keys(_READ))
+    strange = {k: v for k, v in values.items() if k not in _READ and k not in _WITHOUT_EFFECT}
     changing = [f"{k}: {short_repr(v)}" for k, v in strange.items() if not _is_neutral(v)]
     if changing:
         warning = PaxWarning(
