@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from pax_export._foundations.errors import InvalidArgumentError
 from pax_export.nets.decoder._config import DecoderConfig
 from pax_export.nets.decoder._fields import (
     BIASES,
@@ -28,8 +27,6 @@ from pax_export.nets.decoder._hf import (
     FAMILIES,
     OF_IMAGES,
     Family,
-    check_same,
-    no_such_net_error,
     read_activation,
     read_kinds,
     read_layers,
@@ -42,29 +39,7 @@ from pax_export.nets.decoder._hf import (
 _WORDS = {"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu": "relu"}
 
 
-def config_of_hf(config: DecoderConfig) -> DecoderConfig:
-    """The configuration of the net in a folder of transformers; Gemma's norms are 1 + scale."""
-    offset = 1.0 if config.family.startswith("gemma") else 0.0
-    return replace(config, norm_offset=offset)
-
-
-def hf_config(config: DecoderConfig, where: str) -> dict[str, Any]:
-    """Returns the content of ``config.json``.
-
-    Raises:
-        InvalidArgumentError: transformers has no such architecture.
-    """
-    target = config_of_hf(config)
-    fields = _keys_of_hf(target) if target.family in FAMILIES else {}
-    try:
-        back = DecoderConfig.from_hf(fields)
-    except InvalidArgumentError as error:
-        raise no_such_net_error(config, "transformers", where, str(error.got)) from error
-    check_same(target, back, "transformers", where)
-    return fields
-
-
-def _keys_of_hf(config: DecoderConfig) -> dict[str, Any]:
+def keys_of_hf(config: DecoderConfig) -> dict[str, Any]:
     """The content of ``config.json`` for a configuration of one of these families."""
     own = FAMILIES[config.family]
     keys: dict[str, Any] = {"model_type": own.model_type or config.family}

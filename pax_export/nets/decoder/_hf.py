@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import Any
 
-from pax_export._foundations.errors import InvalidArgumentError, a_few
+from pax_export._foundations.errors import InvalidArgumentError
 from pax_export.nets.decoder._fields import (
     HF_NAMES,
     OPTIONAL,
@@ -22,9 +22,6 @@ from pax_export.nets.decoder._fields import (
     unsupported_error,
 )
 from pax_export.nn import RotaryScaling
-
-if TYPE_CHECKING:
-    from pax_export.nets.decoder._config import DecoderConfig
 
 _ACTIVATIONS = {
     "silu": "silu",
@@ -300,60 +297,3 @@ def require_same_activation(fields: Fields, name: str, activation: str) -> None:
     """Refuses a second key for the activation with a different value."""
     if fields.get(name) is not None and read_activation(fields, name) != activation:
         raise unsupported_error(fields, name)
-
-
-# --- is it the same net? ------------------------------------------------------------------
-
-#: Fields that do not change the function; layer kinds are compared layer by layer.
-_UNSEEN = ("generation", "implementation", "family", "kinds")
-
-
-def check_same(meant: DecoderConfig, back: DecoderConfig, title: str, where: str) -> None:
-    """Refuses a configuration that does not survive the conversion and back."""
-    names = [each.name for each in fields(meant) if each.name not in _UNSEEN]
-    lost = [
-        name
-        for name in names
-        if not _nearly_equal(_field_as_computed(meant, name), _field_as_computed(back, name))
-    ]
-    for number in range(meant.num_layers):
-        if _kind_as_computed(meant, number) != _kind_as_computed(back, number):
-            lost.append(f"the kind of layer {number}")
-    if lost:
-        shown = [f"{each}={getattr(meant, each, '')!r:.60}".removesuffix("=''") for each in lost]
-        raise no_such_net_error(meant, title, where, a_few(shown, 4))
-
-
-def _kind_as_computed(config: DecoderConfig, number: int) -> tuple:
-    kind = config.kind_of(number)
-    base = config.rotary_base if kind.rotary_base is None else kind.rotary_base
-    if config.positions != "rotary" or base == 0:
-        return kind.window, 0
-    return kind.window, base, config.rotary_scaling if kind.scaled else None
-
-
-def _field_as_computed(config: DecoderConfig, name: str) -> object:
-    """Returns the effective value of a field."""
-    if config.positions != "rotary" and name.startswith("rotary"):
-        return None
-    own = {"attention_scale": config.head_size**-0.5, "rotary_size": config.head_size}
-    value = getattr(config, name)
-    return own.get(name) if value is None else value
-
-
-def _nearly_equal(one: object, other: object) -> bool:
-    if isinstance(one, float) and isinstance(other, float):
-        return math.isclose(one, other, rel_tol=1e-6)
-    return one == other
-
-
-def no_such_net_error(
-    config: DecoderConfig, title: str, where: str, got: str
-) -> InvalidArgumentError:
-    return InvalidArgumentError(
-        f"{title} has no equivalent of this net.",
-        where=f"{where}: lm.config",
-        got=f"family={config.family!r}; {got}"[:300],
-        write=f"a net of the families {', '.join(sorted(FAMILIES))} as their files describe them, "
-        'or format="genai", which holds any Decoder',
-    )

@@ -6,9 +6,10 @@ import json
 import os
 import re
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -26,15 +27,15 @@ from pax_export._foundations.errors import (
 from pax_export._foundations.files.own_files import some_names
 from pax_export._foundations.files.system import read_small_file
 from pax_export._foundations.types import DTypeLike
-from pax_export.core import named_leaves
+from pax_export.core import Module, named_leaves
 from pax_export.nets.decoder._config import DecoderConfig
 from pax_export.nets.decoder._generation import GENERATION, GenerationDefaults, read_defaults
 from pax_export.nets.decoder._gguf import ROTARY_TENSORS, scaling_of_gguf
 from pax_export.nets.decoder._tensors import Pieces, SourceArray, pieces_of_gguf, pieces_of_hf
 from pax_export.weights import Source, open_source
 
-if TYPE_CHECKING:
-    from pax_export.nets.decoder._decoder import Decoder
+M = TypeVar("M", bound=Module)
+Make = Callable[[DecoderConfig, str], M]  # the class `Decoder`
 
 _LARGEST_CONFIG = 1 << 24  # bytes
 
@@ -46,8 +47,8 @@ _IGNORED = re.compile(
 
 
 def decoder_of_gguf(
-    cls: type[Decoder], path: str | os.PathLike[str], layers: str, dtype: DTypeLike | None
-) -> Decoder:
+    cls: Make[M], path: str | os.PathLike[str], layers: str, dtype: DTypeLike | None
+) -> M:
     """See `Decoder.from_gguf`."""
     with open_source(path) as source:
         if source.kind != "gguf":
@@ -85,12 +86,12 @@ def _with_rotary_tables(config: DecoderConfig, source: Source) -> DecoderConfig:
 
 
 def decoder_of_folder(
-    cls: type[Decoder],
+    cls: Make[M],
     folder: Path,
     config: DecoderConfig | None,
     layers: str,
     dtype: DTypeLike | None,
-) -> Decoder:
+) -> M:
     """See `Decoder.from_pretrained`."""
     described = None
     if config is None:
@@ -170,13 +171,13 @@ def _count_rows(source: Source, name: str, default: int) -> int:
 
 
 def fill_decoder(
-    cls: type[Decoder],
+    cls: Make[M],
     source: Source,
     config: DecoderConfig,
     pieces: Pieces,
     layers: str,
     dtype: DTypeLike | None,
-) -> Decoder:
+) -> M:
     """A `Decoder` with the arrays of a source, read one leaf at a time."""
     if config.num_layers > len(source.entries):  # before the layers are made
         raise _mismatch_error(
