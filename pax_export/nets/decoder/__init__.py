@@ -2,8 +2,8 @@
 
 `_decoder` is the net, `_layer` one layer of it and what it attends to in a call, and `_cache` has
 keys and values. `_config` is what a net computes, `_families` has a row for each family of models,
-`_hf`, `_gguf` and `_generation` read settings, whose values `_fields` checks, and `_to_files` writes
-them. `_tensors` says how files name and lay out arrays; `_loading` fills a net with them.
+`_hf`, `_gguf` and `_generation` read settings, whose values `_fields` checks, and `_to_files`
+writes them. `_tensors` says how files name and lay out arrays; `_loading` fills a net with them.
 """
 
 from pax_export.nets.decoder._cache import DecoderCache, Int8Store
