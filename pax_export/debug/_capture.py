@@ -113,9 +113,9 @@ class Capture:
         """
         shapes = jax.eval_shape(lambda: self._run_captured(args, kwargs, {})[1])
         zeros = {
-            name: [jax.numpy.zeros(each.shape, each.dtype) for each in values]
+            name: list(map(_zeros, values))
             for name, values in shapes.items()
-            if all(jax.numpy.issubdtype(each.dtype, jax.numpy.inexact) for each in values)
+            if all(jnp.issubdtype(each.dtype, jnp.inexact) for each in values)
         }
         trees: dict[str, Any] = {}
 
@@ -307,7 +307,7 @@ class Harvest:
             return inner.run(params["body_jaxpr"], [*fixed, *state[0]]), inner.taken
 
         shapes = jax.eval_shape(lambda: body((list(start), None)))[1]
-        zeros = jax.tree_util.tree_map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+        zeros = jax.tree_util.tree_map(_zeros, shapes)
         outputs, captured = jax.lax.while_loop(
             lambda state: Harvest().run(params["cond_jaxpr"], [*test, *state[0]])[0],
             body,
@@ -335,14 +335,10 @@ class Harvest:
         def run(branch: TracedProgram) -> Any:
             def call(_: None) -> Any:
                 outputs, captured = harvested(branch)
-                filled = {
-                    name: [
-                        *captured.get(name, ()),
-                        *map(_zeros, values[len(captured.get(name, ())) :]),
-                    ]
-                    for name, values in shapes.items()
-                }
-                return outputs, filled
+                for name, values in shapes.items():
+                    known = captured.setdefault(name, [])
+                    known += map(_zeros, values[len(known) :])
+                return outputs, captured
 
             return call
 

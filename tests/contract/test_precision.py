@@ -82,9 +82,7 @@ def test_policies_and_freezing_in_any_order(row):
 @each_row
 def test_pickle(row):
     module = under(HALF, row.build())
-    loaded = pickle.loads(pickle.dumps(module))
-    assert leaves_equal(loaded, module)
-    assert leaves_equal(row.run(loaded, *row.inputs()), row.run(module, *row.inputs()))
+    assert leaves_equal(pickle.loads(pickle.dumps(module)), module)  # of the same classes, too
 
 
 @each_row
