@@ -15,10 +15,10 @@ from pax_export._foundations.files.atomic import check_directory, check_plain, r
 from pax_export._foundations.types import PyTree
 from pax_export.export.artifact.own_exports import saved_model_files
 from pax_export.export.artifact.report import DEFAULT
-from pax_export.export.formats.saved_model.processing import trackables
-from pax_export.export.formats.saved_model.with_tensorflow import (
+from pax_export.export.formats.saved_model.processing import (
     generated_files_removed,
     rename_tables,
+    trackables,
 )
 from pax_export.export.orbax import dtensor_utils
 from pax_export.export.orbax.dtensor_utils import tf

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -214,6 +215,16 @@ class SignatureCases:
             self._refused = error
             budget.left_out.append(f"{step.what}, which jax refuses: {named_line(error)}")
             return None
+
+
+def with_cotangents(case: Case, outputs: Iterable[str]) -> Case:
+    """A copy of a case with random cotangents of outputs; gradients are added to its results."""
+    random, like = np.random.default_rng(1), {name: case.expected[name] for name in outputs}
+    return dataclasses.replace(
+        case,
+        expected=dict(case.expected),
+        cotangents={n: random.normal(size=x.shape).astype(x.dtype) for n, x in like.items()},
+    )
 
 
 def cases_in_turns(parts: Iterable[SignatureCases], budget: Budget) -> Iterator[Case]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -22,6 +21,7 @@ from pax_export.export.validation.cases import (
     cases_in_turns,
     input_structs,
     named_examples,
+    with_cotangents,
 )
 from pax_export.export.validation.decompositions import judge_results
 from pax_export.export.validation.probes import Budget
@@ -161,12 +161,7 @@ class _ModelCases(ProgramCases):
             yield results, apart, _ILL_CONDITIONED
 
     def _with_gradients(self, gradient: Gradient, case: Case) -> Case:
-        case = dataclasses.replace(case, expected=dict(case.expected), cotangents={})
-        random = np.random.default_rng(1)
-        for index in gradient.of:
-            name = self.output_names[index]
-            like = case.expected[name]
-            case.cotangents[name] = random.normal(size=like.shape).astype(like.dtype)
+        case = with_cotangents(case, (self.output_names[index] for index in gradient.of))
         # Traced again: a trace with symbolic shapes has these written all over it.
         function = jax.jit(pull_back(self._function, gradient.wrt, gradient.of))
         cotangents = list(case.cotangents.values())

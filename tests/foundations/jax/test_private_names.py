@@ -26,7 +26,7 @@ UNPROMISED = {
         "jax.interpreters.mlir",
     },
     "export/formats/stablehlo/exported.py": {"jax.extend.core.jaxpr_as_fun"},
-    "export/formats/torch/cases.py": {"jax.extend.core.jaxpr_as_fun"},
+    "export/formats/torch/export.py": {"jax.extend.core.jaxpr_as_fun"},
     "export/portable/any_size.py": {"jax.extend.core.jaxpr_as_fun"},
     "export/portable/for_xla.py": {"jax.extend.core.jaxpr_as_fun"},
     "export/tracing/traced.py": {"jax.extend.core.jaxpr_as_fun"},

@@ -31,11 +31,10 @@ from pax_export.export.artifact.options import (
     takes_options,
 )
 from pax_export.export.artifact.report import SERVED, Report, package_versions
-from pax_export.export.formats.saved_model import SAVED_MODEL, warmup, writer
+from pax_export.export.formats.saved_model import SAVED_MODEL, writer
 from pax_export.export.formats.saved_model.operations.program import lower_to_graph
-from pax_export.export.formats.saved_model.processing import Processors
+from pax_export.export.formats.saved_model.processing import Processors, add_processors, tensorflow
 from pax_export.export.formats.saved_model.run import run as run_saved_model
-from pax_export.export.formats.saved_model.with_tensorflow import add_processors, tensorflow
 from pax_export.export.lowering.lower import CALLING_CONVENTION, lower_traced
 from pax_export.export.lowering.lowered_model import (
     Lower,
@@ -254,7 +253,7 @@ class _SavedModelExporter(FormatExporter):
         lowered = self.around.around(lowered, request.constraints)
         for signature in lowered.signatures:
             saved_models.check_consumer(self.consumer, lowered.oldest_tensorflow, signature.key)
-        requests = warmup.warmup_requests(
+        requests = writer.warmup_requests(
             self.warmup, lowered.signature_infos(), self._examples(lowered)
         )
         return _SavedModelContents(
@@ -306,7 +305,7 @@ class _SavedModelContents(Contents):
     exporter: _SavedModelExporter
     lowered: LoweredModel
     lower_by: Callable[[_SavedModelExporter], _SavedModelContents]  # the same model, otherwise
-    requests: Mapping[str, warmup.Requests]
+    requests: Mapping[str, writer.Requests]
     chosen: bool = True  # by the user: the operations
 
     def write(self, path: Path) -> None:
@@ -314,7 +313,7 @@ class _SavedModelContents(Contents):
         writer.write(path, lowered.store, lowered.signatures, lowered.initializer)
         if self.exporter.processes:
             add_processors(path, lowered.signatures)
-        warmup.write_requests(path, self.requests)
+        writer.write_requests(path, self.requests)
 
     def stored(self) -> Mapping[str, Any]:
         return {each.name: each.value for each in self.lowered.store.stored}
@@ -356,11 +355,11 @@ class _SavedModelContents(Contents):
         reason = f"no gradients: in TensorFlow they {how}: {details}"
         return replace(less, lowered=less.lowered.with_reason(reason), chosen=self.chosen)
 
-    def write_report(self, report: Report, path: Path, written: Any) -> None:
+    def write_report(self, report: Report, path: Path, written: None) -> None:
         super().write_report(report, path, written)
         write_sums(path)
 
-    def report_fields(self, path: Path, written: Any, run: ExportRun) -> dict[str, Any]:
+    def report_fields(self, path: Path, written: None, run: ExportRun) -> dict[str, Any]:
         lowered, uses_tensorflow = self.lowered, run.calls or self.exporter.processes
         is_graph = self.exporter.operations == "tensorflow"
         because = f": {self.exporter.because}" if self.exporter.because else ""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -23,6 +23,14 @@ from pax_export.export.artifact.calling import (
 )
 from pax_export.export.artifact.report import Report, SignatureInfo
 from pax_export.export.artifact.structure import rebuild
+
+
+class OutputTensor(Protocol):
+    """A tensor of TensorFlow, which has no types."""
+
+    @property
+    def dtype(self) -> Any: ...
+    def numpy(self) -> np.ndarray: ...
 
 
 class LoadedModel:
@@ -149,15 +157,15 @@ class LoadedSignature:
         return outputs
 
 
-def _keep_tensor(tensor: Any) -> Any:
+def _keep_tensor(tensor: OutputTensor) -> OutputTensor:
     return tensor
 
 
-def _to_numpy(tensor: Any) -> np.ndarray:
+def _to_numpy(tensor: OutputTensor) -> np.ndarray:
     return tensor.numpy()
 
 
-def _to_jax(tensor: Any) -> Any:
+def _to_jax(tensor: OutputTensor) -> Any:
     value = tensor.numpy()
     is_text = tensor.dtype.name == "string"
     return value if is_text else importlib.import_module("jax.numpy").asarray(value)

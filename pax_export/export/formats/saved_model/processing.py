@@ -1,7 +1,8 @@
-"""Adds TensorFlow preprocessing and postprocessing to signatures.
+"""TensorFlow preprocessing and postprocessing around signatures.
 
 The output of a preprocessor must match the inputs of the model; the output of a postprocessor
-becomes that of the signature. Both are traced here, before anything is written.
+becomes that of the signature. Both are traced before anything is written. They may have tables,
+files and variables, so TensorFlow saves the model that our writer has written again, around it.
 """
 
 from __future__ import annotations
@@ -9,26 +10,28 @@ from __future__ import annotations
 import dataclasses
 import dis
 import functools
+import hashlib
 import inspect
+import itertools
+import sys
+import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from importlib.util import cache_from_source
+from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
 import jax
 
 from pax_export._foundations.errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export._foundations.files import system
 from pax_export._foundations.optional import require
 from pax_export._foundations.types import PyTree
 from pax_export.export.artifact.options import by_signature
 from pax_export.export.artifact.report import ArrayInfo
 from pax_export.export.artifact.structure import rebuild
-from pax_export.export.formats.saved_model.with_tensorflow import (
-    input_specs,
-    output_specs,
-    tensor_spec,
-    tensorflow,
-)
 from pax_export.export.lowering.lower import Processing, Signature
 from pax_export.export.lowering.lowered_model import LoweredModel, array_info, output_infos
 from pax_export.export.tracing import dtypes
@@ -37,6 +40,11 @@ from pax_export.export.tracing.names import describe_structure, tree_names
 from pax_export.export.tracing.programs import Program
 
 Function = Callable[..., Any]
+
+
+def tensorflow(purpose: str) -> Any:
+    """TensorFlow, or an error that names the extra which brings it."""
+    return require("tensorflow", "tensorflow", purpose)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,6 +129,16 @@ def _processor_inputs(
     return resolve_inputs(python_function(processor), 0, specs, None, constraints, text=True)
 
 
+def input_specs(signature: Signature) -> list[Any]:
+    return list(map(tensor_spec, signature.input_names, signature.input_structs))
+
+
+def tensor_spec(name: str, struct: jax.ShapeDtypeStruct) -> Any:
+    tf = tensorflow("to_saved_model")
+    shape = [size if isinstance(size, int) else None for size in struct.shape]
+    return tf.TensorSpec(shape, tf.as_dtype(dtypes.name_of(struct.dtype)), name=name)
+
+
 def _preprocess(processor: Function, inputs: Inputs, program: Program, signature: Signature) -> Any:
     tf = tensorflow("preprocess")
     call = as_function(processor)
@@ -176,7 +194,9 @@ def _trace_postprocess(
         traced["outputs"] = tuple(map(_tensor_info, names, tensors))
         return dict(zip(names, tensors))
 
-    function = _trace_now(tf, postprocess, output_specs(signature))
+    results = signature.forward.lowered.results
+    specs = list(map(tensor_spec, signature.output_names, results))
+    function = _trace_now(tf, postprocess, specs)
     if not traced["outputs"]:
         raise InvalidArgumentError(
             "The postprocessor returns no tensor.",
@@ -215,7 +235,7 @@ def _tensor_info(name: str, tensor: Any) -> ArrayInfo:
 
 def as_function(processor: Function) -> Any:
     """The processor as a `tf.function`; Python's ``if`` and ``for`` on tensors work in it."""
-    tf = require("tensorflow", "tensorflow", "processors of an export")
+    tf = tensorflow("processors of an export")
     if isinstance(processor, tf.types.experimental.PolymorphicFunction):
         return processor
     call = _called_method(processor)
@@ -254,7 +274,7 @@ def trackables(*processors: object) -> list[Any]:
     A SavedModel contains only objects reachable from its root, which excludes those in a function's
     closure, globals, defaults, and attributes of its object.
     """
-    tf = require("tensorflow", "tensorflow", "processors of an export")
+    tf = tensorflow("processors of an export")
     kind = tf.__internal__.tracking.Trackable
     found: dict[int, Any] = {}
     seen: dict[int, Any] = {}
@@ -312,3 +332,119 @@ def _global_names(code: CodeType) -> Iterator[str]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):  # a function inside of the function
             yield from _global_names(constant)
+
+
+# --- writing: TensorFlow saves what was written here again -------------------
+
+
+def add_processors(directory: Path, signatures: Sequence[Signature]) -> None:
+    """Lets TensorFlow save a model that was written here again, with the processors around it."""
+    tf = tensorflow("to_saved_model")
+    root = tf.saved_model.load(str(directory))
+    root.stages, root.resources = {}, []
+    functions = {each.key: _processed(root, each) for each in signatures}
+    options = tf.saved_model.SaveOptions(
+        experimental_custom_gradients=any(each.gradient for each in signatures)
+    )
+    try:
+        with generated_files_removed():
+            tf.saved_model.save(root, str(directory), signatures=functions, options=options)
+    except AssertionError as error:
+        if "untracked" not in str(error):
+            raise
+        raise InvalidArgumentError(
+            "A preprocessor or postprocessor uses a variable or a table that cannot be found in "
+            "it.",
+            got=str(error).splitlines()[0],
+            write="a tf.Module with the variable or table as an attribute, and a method __call__",
+        ) from error
+    rename_tables(directory)
+
+
+def _processed(root: Any, signature: Signature) -> Any:
+    """The function to serve; its parts are attributes of the root, so that they are kept."""
+    tf, around, model = tensorflow("to_saved_model"), signature.processing, root.signatures
+    if around is None:
+        return model[signature.key]
+    before, after = around.preprocess, around.postprocess
+
+    def call_model(*inputs: Any) -> dict[str, Any]:
+        return model[signature.key](**dict(zip(signature.input_names, inputs)))
+
+    specs = input_specs(signature)
+    stages = {
+        "preprocess": before,
+        "model": tf.function(call_model, input_signature=specs, autograph=False),
+        "postprocess": after,
+    }
+    root.stages[signature.key] = {name: each for name, each in stages.items() if each is not None}
+    for each in around.trackables:
+        # A variable of Keras saves a copy, and a session would not restore the one it reads.
+        values = (getattr(variable, "value", None) for variable in getattr(each, "variables", ()))
+        root.resources += [each, *(value for value in values if isinstance(value, tf.Variable))]
+
+    def serve(*inputs: Any) -> dict[str, Any]:
+        outputs = stages["model"](*(inputs if before is None else before(*inputs)))
+        return outputs if after is None else after(*map(outputs.get, signature.output_names))
+
+    specs = specs if before is None else list(before.input_signature)
+    return tf.function(serve, input_signature=specs, autograph=False).get_concrete_function()
+
+
+def rename_tables(directory: Path) -> None:
+    """Renames tables of a SavedModel by TensorFlow that are named after the paths of their files.
+
+    A process shares tables of one name among all its models, so a model of another file that was
+    at the same path would look up words of the first. The name gets a hash of the files instead.
+    """
+    protobuf = require("tensorflow.core.protobuf.saved_model_pb2", "tensorflow", "to_saved_model")
+    file = directory / "saved_model.pb"
+    model = protobuf.SavedModel()
+    model.ParseFromString(file.read_bytes())
+    digest, names = _folder_digest(directory / "assets"), dict[bytes, bytes]()
+    graphs = [each.graph_def for each in model.meta_graphs]
+    functions = (function.node_def for each in graphs for function in each.library.function)
+    for node in itertools.chain(*(each.node for each in graphs), *functions):
+        shared = node.attr["shared_name"].s if "shared_name" in node.attr else b""
+        if b"/" in shared:
+            head, tail = shared.rsplit(b"/", 1)
+            kind = b"hash_table_" if head.startswith(b"hash_table_") else b""
+            names.setdefault(shared, b"_".join((kind + digest, b"%d" % len(names), tail)))
+            node.attr["shared_name"].s = names[shared]
+    if names:
+        file.write_bytes(model.SerializeToString())
+        (directory / "fingerprint.pb").unlink(missing_ok=True)  # hashes of the old bytes
+
+
+def _folder_digest(folder: Path) -> bytes:
+    found = hashlib.sha256()
+    for file in sorted(folder.glob("*")):
+        found.update(file.name.encode() + b"\0" + file.read_bytes())
+    return found.hexdigest()[:16].encode()
+
+
+# --- the files that TensorFlow generates while it saves a model -------------
+# It rewrites them, loads them from the temporary folder, and removes them when the process ends:
+# of one that is killed they stay indefinitely. Nobody reads them once they are loaded.
+
+_PREFIX = "__autograph_generated_file"
+#: A file that is older is loaded, or its process is dead.
+_LOADED = 60.0
+
+
+@contextmanager
+def generated_files_removed() -> Iterator[None]:
+    """Removes those that the block makes, and those that killed processes have left."""
+    before = set(sys.modules)
+    try:
+        yield
+    finally:
+        for file in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*.py"):
+            with suppress(OSError):
+                found, is_new = file.lstat(), file.stem in sys.modules.keys() - before
+                is_left = system.is_mine(found) and time.time() - found.st_mtime > _LOADED
+                if is_new or is_left:
+                    compiled = Path(cache_from_source(file))
+                    for each in (file, compiled):
+                        each.unlink(missing_ok=True)
+                    compiled.parent.rmdir()  # if nothing else is in it

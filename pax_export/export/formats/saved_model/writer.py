@@ -1,4 +1,4 @@
-"""Writes a SavedModel: variables, and one concrete function per signature.
+"""Writes a SavedModel: variables, one concrete function per signature, and warm-up requests.
 
 A checkpoint is an index, which is a sorted table of names, and a data file. Arrays are written one
 by one and compared in pieces, because a model may fill half of the memory.
@@ -13,18 +13,35 @@ from typing import Any
 import numpy as np
 
 from pax_export._foundations import wire
-from pax_export._foundations.errors import ValidationError
+from pax_export._foundations.errors import (
+    InvalidArgumentError,
+    InvalidArgumentTypeError,
+    ValidationError,
+)
+from pax_export._foundations.types import ArrayLike
 from pax_export._foundations.wire import (
+    Map,
     Memory,
     SavedTensor,
+    Schema,
     encode_varint,
     masked_crc32c,
     table_entries,
     write_table,
 )
-from pax_export.export.formats.saved_model.proto import schemas
+from pax_export.export.artifact import dimensions
+from pax_export.export.artifact.dimensions import numpy_dtype
+from pax_export.export.artifact.formats import WARMUP_REQUESTS
+from pax_export.export.artifact.report import SignatureInfo
+from pax_export.export.formats.saved_model.proto import messages
 from pax_export.export.formats.saved_model.proto.functions import SignatureWriter, write_initializer
-from pax_export.export.formats.saved_model.proto.nodes import STRING, Message, Spec, shape
+from pax_export.export.formats.saved_model.proto.messages import (
+    STRING,
+    TENSOR,
+    Message,
+    Spec,
+    shape,
+)
 from pax_export.export.formats.saved_model.proto.objects import (
     checkpoint_key,
     meta_graph,
@@ -33,6 +50,7 @@ from pax_export.export.formats.saved_model.proto.objects import (
 )
 from pax_export.export.lowering.lower import Call, Signature
 from pax_export.export.lowering.variables import Store, Variable
+from pax_export.export.validation.serve import Arrays
 
 _PIECE = 1 << 20
 _OBJECTS = "_CHECKPOINTABLE_OBJECT_GRAPH"
@@ -41,13 +59,13 @@ _OBJECTS = "_CHECKPOINTABLE_OBJECT_GRAPH"
 def write_checkpoint(directory: Path, variables: Sequence[Variable], objects: bytes) -> None:
     """Writes a checkpoint named ``variables``; `objects` is the result of `tracked_objects`."""
     header = {"num_shards": 1, "version": {"producer": 1}}
-    entries = {b"": schemas.BUNDLE_HEADER.encode(header)}
+    entries = {b"": messages.BUNDLE_HEADER.encode(header)}
     with (directory / "variables.data-00000-of-00001").open("wb") as file:
 
-        def add(key: str, spec: Spec, content: Any, crc: int | None = None) -> None:
+        def add(key: str, spec: Spec, content: bytes | memoryview, crc: int | None = None) -> None:
             crc = masked_crc32c(content) if crc is None else crc
             about = {"offset": file.tell(), "size": file.write(content), "crc32c": crc}
-            entries[key.encode()] = schemas.BUNDLE_ENTRY.encode({**spec._asdict(), **about})
+            entries[key.encode()] = messages.BUNDLE_ENTRY.encode({**spec._asdict(), **about})
 
         for each in variables:
             add(checkpoint_key(each.name), Spec.of(each.value), _raw_bytes(each.value).data)
@@ -59,7 +77,7 @@ def write_checkpoint(directory: Path, variables: Sequence[Variable], objects: by
     (directory / "variables.index").write_bytes(write_table(entries))
 
 
-def _raw_bytes(value: object) -> np.ndarray:
+def _raw_bytes(value: ArrayLike) -> np.ndarray:
     """The bytes of an array: a view if it is contiguous, as those of jax are."""
     return np.ascontiguousarray(value).reshape(-1).view(np.uint8)
 
@@ -87,7 +105,7 @@ def compare(directory: Path, expected: Mapping[str, Any]) -> None:
         )
 
 
-def _variable_differs(prefix: Path, saved: SavedTensor, expected: object) -> bool:
+def _variable_differs(prefix: Path, saved: SavedTensor, expected: ArrayLike) -> bool:
     array = np.asarray(expected)
     if (saved.size, saved.shape) != (array.nbytes, list(array.shape)):
         return True
@@ -103,9 +121,6 @@ def _variable_differs(prefix: Path, saved: SavedTensor, expected: object) -> boo
     return False
 
 
-# --- Writes a SavedModel: variables, and one concrete function per signature ---
-
-
 def write(
     directory: Path, store: Store, signatures: Sequence[Signature], initializer: Call | None
 ) -> None:
@@ -119,4 +134,107 @@ def write(
     write_checkpoint(folder, store.stored, tracked_objects(store.variables, objects))
     model = {"saved_model_schema_version": 1, "meta_graphs": [graph]}
     with (directory / "saved_model.pb").open("wb") as file:
-        file.writelines(schemas.SAVED_MODEL.pieces(model))
+        file.writelines(messages.SAVED_MODEL.pieces(model))
+
+
+# --- requests that TensorFlow Serving answers before it serves: ``warmup=[1, 8, 64]`` ------------
+
+#: The requests of one signature, by the label of their sizes.
+Requests = dict[str, Arrays]
+_MOST = 1000  # of TensorFlow Serving
+_REQUEST = Schema(model_spec=(1, Schema(signature_name=3)), inputs=(2, Map(TENSOR)))
+_LOG = Schema(predict_log=(6, Schema(request=(1, _REQUEST))))
+
+
+def warmup_requests(
+    warmup: Sequence[int | Mapping[str, int]],
+    signatures: Mapping[str, SignatureInfo],
+    examples: Mapping[str, Sequence[Arrays]],
+) -> dict[str, Requests]:
+    """The requests of each signature: its first example, repeated to the sizes, or zeros.
+
+    Signatures that assign variables get none, and those of fixed sizes one.
+    """
+    if not isinstance(warmup, (list, tuple)) or not all(map(_is_sizes, warmup)):
+        raise InvalidArgumentTypeError(
+            "warmup: expected a list of sizes.",
+            got=f"warmup={warmup!r:.100}",
+            write='warmup=[1, 8, 64], or warmup=[{"batch": 1, "length": 128}]',
+        )
+    found: dict[str, Requests] = {}
+    for key, info in signatures.items():
+        if warmup and not info.assigns:
+            example = next(iter(examples.get(key, ())), {})
+            each = (_sizes_of(entry, key, info) for entry in warmup)
+            found[key] = {
+                dimensions.RandomCall(sizes, {}).label: _request_inputs(info, sizes, example)
+                for sizes in each
+            }
+    if (count := sum(map(len, found.values()))) > _MOST or (warmup and not found):
+        raise InvalidArgumentError(
+            f"TensorFlow Serving takes 1 to {_MOST} requests of signatures without side effects.",
+            got=f"{count} requests",
+            write="fewer sizes" if found else "no warmup=",
+        )
+    return found
+
+
+def _is_sizes(entry: object) -> bool:
+    numbers = entry.values() if isinstance(entry, Mapping) else (entry,)
+    return all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in numbers)
+
+
+def _sizes_of(entry: int | Mapping[str, int], key: str, info: SignatureInfo) -> dict[str, int]:
+    """The symbolic sizes of a signature."""
+    every = (size for each in info.inputs for size in each.shape)
+    names = sorted({name for size in every for name in dimensions.names(size)})
+    sizes = dict(entry) if isinstance(entry, Mapping) else dict.fromkeys(names, entry)
+    chosen = {name: sizes[name] for name in names if name in sizes}
+    if len(chosen) < len(names) or (isinstance(entry, int) and len(names) > 1):
+        example = ", ".join(f'"{name}": 8' for name in names)
+        raise InvalidArgumentError(
+            f"warmup: the signature has the sizes {', '.join(names)}.",
+            where=key,
+            got=f"warmup=[{entry!r}]",
+            write=f"warmup=[{{{example}}}]",
+        )
+    broken = [text for text in info.constraints if not dimensions.holds(text, chosen)]
+    if broken:
+        raise InvalidArgumentError(
+            f"warmup: a size violates {', '.join(broken)}.", where=key, got=f"warmup=[{entry!r}]"
+        )
+    return chosen
+
+
+def _request_inputs(info: SignatureInfo, sizes: Mapping[str, int], example: Arrays) -> Arrays:
+    arrays = {}
+    for each in info.inputs:
+        known, dtype = dimensions.shape(each.shape, sizes), numpy_dtype(each.dtype)
+        first = example.get(each.name)
+        empty = np.full(known, b"", dtype) if each.dtype == "string" else np.zeros(known, dtype)
+        arrays[each.name] = empty if first is None or not first.size else np.resize(first, known)
+    return arrays
+
+
+def write_requests(directory: Path, requests: Mapping[str, Requests]) -> None:
+    """Writes a TFRecord file; TensorFlow fills tensors up that have dtype and shape only."""
+    if not requests:
+        return
+    file = directory / WARMUP_REQUESTS
+    file.parent.mkdir()
+    calls = ((key, inputs) for key, found in requests.items() for inputs in found.values())
+    with file.open("wb") as out:
+        for key, inputs in calls:
+            tensors = {name: _encode_tensor(value) for name, value in inputs.items()}
+            request = {"model_spec": {"signature_name": key}, "inputs": tensors}
+            record = _LOG.encode({"predict_log": {"request": request}})
+            for piece in (len(record).to_bytes(8, "little"), record):
+                out.write(piece + masked_crc32c(piece).to_bytes(4, "little"))
+
+
+def _encode_tensor(value: np.ndarray) -> dict[str, Any]:
+    spec = Spec.of(value)
+    message: dict[str, Any] = {"dtype": spec.dtype, "tensor_shape": spec.shape}
+    if value.dtype == object:
+        return message | {"string_val": value.ravel().tolist()}
+    return message | ({"tensor_content": value.tobytes()} if value.any() else {})

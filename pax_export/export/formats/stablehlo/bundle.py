@@ -15,7 +15,7 @@ from pax_export._foundations.errors import (
     StateChangeError,
 )
 from pax_export._foundations.files import checksums
-from pax_export._foundations.types import Array
+from pax_export._foundations.types import Array, ArrayLike
 from pax_export.export.artifact.calling import Arguments, default_of
 from pax_export.export.artifact.report import REPORT_FILE, Report, read_report
 from pax_export.export.artifact.structure import rebuild
@@ -138,7 +138,7 @@ def _flatten_with_keys(bundle: LoadedBundle) -> tuple[list[tuple[Any, Any]], Any
     return keys, _flatten(bundle)[1]
 
 
-def _unflatten(aux: Any, leaves: Iterable[Any]) -> LoadedBundle:
+def _unflatten(aux: tuple[Functions, tuple[str, ...]], leaves: Iterable[Any]) -> LoadedBundle:
     functions, names = aux
     return LoadedBundle(functions, dict(zip(names, leaves)))
 
@@ -241,14 +241,14 @@ class BundleSignature:
         return split[OUTPUT], split[WEIGHT]
 
 
-def _to_operand(arguments: Arguments, name: str, value: Any) -> Any:
+def _to_operand(arguments: Arguments, name: str, value: ArrayLike) -> Array:
     """Converts an operand to a numpy array, unless it is a jax array."""
     if not isinstance(value, jax.Array):
         return arguments.array(name, value)
-    value = dtypes.store(value)
-    if value.dtype != arguments.dtype(name):
-        raise arguments.wrong_dtype(name, value.dtype)
-    return value
+    stored: Any = dtypes.store(value)
+    if stored.dtype != arguments.dtype(name):
+        raise arguments.wrong_dtype(name, stored.dtype)
+    return stored
 
 
 def load(directory: Path, report: Report) -> LoadedBundle:

@@ -81,7 +81,9 @@ def named_operations(error: BaseException | None) -> set[str]:
     return {name for path in re.findall(r'loc\("([^"]*)"', str(error)) for name in path.split("/")}
 
 
-def read_checks(value: Any) -> tuple[jax_export.DisabledSafetyCheck, ...]:
+def read_checks(
+    value: jax_export.DisabledSafetyCheck | Sequence[jax_export.DisabledSafetyCheck],
+) -> tuple[jax_export.DisabledSafetyCheck, ...]:
     checks = tuple(value) if isinstance(value, Iterable) else (value,)
     if all(isinstance(check, jax_export.DisabledSafetyCheck) for check in checks):
         return checks

@@ -43,8 +43,10 @@ from pax_export.export.artifact import structure
 from pax_export.export.artifact.own_exports import write_anew
 from pax_export.export.artifact.report import (
     REPORT_FILE,
+    ArrayInfo,
     Report,
     SignatureInfo,
+    VariableInfo,
     package_versions,
     read_report,
 )
@@ -299,7 +301,7 @@ def _report_types(
     info = report.signatures[key]
     scope = jax_export.SymbolicScope(info.constraints)
 
-    def struct(entry: Any) -> jax.ShapeDtypeStruct:
+    def struct(entry: ArrayInfo | VariableInfo) -> jax.ShapeDtypeStruct:
         text = ", ".join(map(str, entry.shape))
         shape = jax_export.symbolic_shape(text, scope=scope) if text else ()
         return jax.ShapeDtypeStruct(shape, dtypes.numpy_dtype(entry.dtype))

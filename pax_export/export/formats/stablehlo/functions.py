@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +12,7 @@ import numpy as np
 
 from pax_export._foundations.errors import UnsupportedOperationError
 from pax_export._foundations.jaxpr import jaxpr_operations
-from pax_export._foundations.types import Array
+from pax_export._foundations.types import Array, HasShape, TracedProgram
 from pax_export.export.artifact.dimensions import is_inexact
 from pax_export.export.artifact.report import ArrayInfo, SignatureInfo
 from pax_export.export.formats.stablehlo import exported as _exported
@@ -34,7 +33,12 @@ from pax_export.export.tracing.names import (
 from pax_export.export.tracing.programs import Program, check_updates
 from pax_export.export.tracing.source_lines import attach_operations, operations
 from pax_export.export.tracing.trace_errors import named_refusals
-from pax_export.export.validation.cases import CaseStep, SignatureCases, constraints
+from pax_export.export.validation.cases import (
+    CaseStep,
+    SignatureCases,
+    constraints,
+    with_cotangents,
+)
 from pax_export.export.validation.serve import Arrays
 from pax_export.export.validation.validate import Case
 
@@ -124,8 +128,6 @@ class _FunctionCases(SignatureCases):
 
     def _with_gradients(self, case: Case) -> Case | None:
         function = self._function
-        case = dataclasses.replace(case, expected=dict(case.expected), cotangents={})
-        random = np.random.default_rng(1)
         operands = self._flat_operands(case.inputs)
         wrt = [i for i, value in enumerate(operands) if is_inexact(value.dtype)]
         of = [
@@ -135,12 +137,9 @@ class _FunctionCases(SignatureCases):
         ]
         if not (wrt and of):
             return None
-        for index in of:
-            like = case.expected[function.results[index][1]]
-            cotangent = random.normal(size=like.shape).astype(like.dtype)
-            case.cotangents[function.results[index][1]] = cotangent
+        case = with_cotangents(case, (function.results[index][1] for index in of))
 
-        def outputs(*chosen: Any) -> list[Any]:
+        def outputs(*chosen: Array) -> list[Any]:
             filled = list(operands)
             for index, value in zip(wrt, chosen):
                 filled[index] = value
@@ -187,7 +186,8 @@ def lower(
         assigned = tuple(store.of_leaf[index] for index in program.changed) if update else ()
         names = [store.variables[number].name for number in numbers[program.key]]
         new = tuple(store.variables[number].name for number in assigned)
-        run = _weights_function(program, names, new, values if constant else None)
+        write = partial(_weights_function, program, names, new, values if constant else None)
+        run = write()
         arrays = () if constant else ((name, values[name]) for name in names)
         weights = {
             name: _add_sharding(dtypes.struct_of(value), getattr(value, "sharding", None))
@@ -201,10 +201,7 @@ def lower(
             try:
                 rewritten = lowerable(program.traced.program)
                 rewritten = guaranteed(rewritten, () if disabled_checks else platforms)
-                lowered = _weights_function(
-                    program, names, new, values if constant else None, rewritten
-                )
-                operands = (weights, inputs)
+                lowered, operands = write(rewritten), (weights, inputs)
                 exported = _exported.make(lowered, operands, platforms, disabled_checks)
             except UnsupportedOperationError as error:
                 if not operations(error):
@@ -248,7 +245,7 @@ def _weights_function(
     names: Sequence[str],
     new: Sequence[str],
     constant: Mapping[str, Any] | None,
-    rewritten: Any = None,
+    rewritten: TracedProgram | None = None,
 ) -> Any:
     """Returns the program, or a rewritten one, as a function of named weights and inputs."""
     count = len(program.output_names)
@@ -295,7 +292,9 @@ def _reference_function(
     return run
 
 
-def _add_sharding(struct: jax.ShapeDtypeStruct, sharding: Any) -> jax.ShapeDtypeStruct:
+def _add_sharding(
+    struct: jax.ShapeDtypeStruct, sharding: jax.sharding.Sharding | None
+) -> jax.ShapeDtypeStruct:
     if not isinstance(sharding, jax.sharding.NamedSharding) or sharding.num_devices == 1:
         return struct
     return jax.ShapeDtypeStruct(struct.shape, struct.dtype, sharding=sharding)
@@ -345,6 +344,6 @@ def of_exported(key: str, exported: Exported, order: int) -> Function:
     )
 
 
-def _array_info(name: str, aval: Any) -> ArrayInfo:
+def _array_info(name: str, aval: HasShape) -> ArrayInfo:
     shape = tuple(size if isinstance(size, int) else str(size) for size in aval.shape)
     return ArrayInfo(name, name, shape, str(aval.dtype))

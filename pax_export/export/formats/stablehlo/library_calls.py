@@ -8,7 +8,7 @@ which changes nothing in a valid program.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -128,11 +128,12 @@ def check_program(module: bytes) -> Looked:
     return Looked(frozenset(names), module)
 
 
-def _call_target(call: Any) -> str:
-    return call.attributes["call_target_name"].value
+def _call_target(call: Operation) -> str:
+    target: Any = call.attributes["call_target_name"]
+    return target.value
 
 
-def _check_sizes(call: Any) -> bool:
+def _check_sizes(call: Operation) -> bool:
     """Checks the sizes of a call; whether symbolic ones were bound to those of its operands."""
     indices = "indices_of_shape_operands"
     shape_indices: list[int] = []
@@ -166,21 +167,21 @@ def _check_sizes(call: Any) -> bool:
     return changed
 
 
-def _sizes_error(call: Any, row: str) -> SizesError:
-    def texts(values: Any) -> str:
+def _sizes_error(call: Operation, row: str) -> SizesError:
+    def texts(values: Iterable[ir.Value]) -> str:
         return ", ".join(str(each.type).removeprefix("tensor") for each in values)
 
     found = f"{_call_target(call)}: {texts(call.operands)} -> {texts(call.results)}"
     return SizesError(f"{found}; the routine has {row or 'other attributes'}")
 
 
-def _shape(call: object, value: Any) -> list[int]:
+def _shape(call: Operation, value: ir.Value) -> list[int]:
     if not isinstance(value.type, ir.RankedTensorType):
         raise _sizes_error(call, "arrays")
     return list(ir.RankedTensorType(value.type).shape)
 
 
-def _routine_row(call: Any) -> str:
+def _routine_row(call: Operation) -> str:
     row = ROUTINES[_call_target(call)]
     if isinstance(row, str):
         return row

@@ -214,17 +214,12 @@ class _Dims:
 
 
 def _calculated(operation: str, left: Dim | int, right: Dim | int) -> Any:
-    if isinstance(left, int) and not isinstance(right, int):
-        if operation in ("add", "mul"):
-            left, right = right, left
-    if not isinstance(right, int):
-        raise NotImplementedError(operation)
-    if operation == "mul":
+    if isinstance(left, int) and operation in ("add", "mul"):
+        left, right = right, left
+    if isinstance(right, int) and operation == "mul":
         return right * left
-    if operation == "add":
-        return left + right
-    if operation == "sub":
-        return left - right
+    if isinstance(right, int) and operation in ("add", "sub"):
+        return left + right if operation == "add" else left - right
     raise NotImplementedError(operation)
 
 

@@ -17,7 +17,7 @@ from pax_export.export.formats.torch.attention import attention_kept
 from pax_export.export.formats.torch.graph import TorchGraph, prune_graph
 from pax_export.export.formats.torch.module import TorchMethod, TorchModule, argument_names
 from pax_export.export.formats.torch.own_rules import OwnRule, with_own_rules
-from pax_export.export.formats.torch.run import rebuild
+from pax_export.export.formats.torch.run import collect, rebuild
 from pax_export.export.formats.torch.values import RULES, TorchValue, carrier, is_wrapped
 from pax_export.export.lowering.variables import Store
 from pax_export.export.pipeline.format_exporter import portable_program
@@ -106,9 +106,9 @@ class _Writer:
                 for node, weight in zip(weight_nodes, portable.weights):
                     paths.append(self._place(weight))
                     values.extend(self._weight(node, weight))
-                anchors = [*inputs, *(n for n, p in zip(weight_nodes, paths) if p)]
-                of_weights = [w.array for w, p in zip(portable.weights, paths) if p]
-                builder.begin_graph(anchors, [*structs, *of_weights])
+                stored = zip(weight_nodes, paths, portable.weights)
+                anchors = [(node, weight.array.shape) for node, path, weight in stored if path]
+                builder.begin_graph([*zip(inputs, (each.shape for each in structs)), *anchors])
                 input_values = [self._taken(n, s) for n, s in zip(inputs, structs)]
                 found = builder.write(portable.program, [*values, *input_values])
                 outputs = dict(zip(program.output_names, found))
@@ -153,21 +153,9 @@ class _Writer:
     def _inputs(self, arguments: Mapping[str, Any], names: Mapping[str, str]) -> list[Any]:
         """The nodes of the flat inputs, inside of the arguments."""
         found: dict[str, Any] = {}
-
-        def walk_nodes(structure: Mapping[str, Any], node: Node) -> None:
-            ((kind, content),) = structure.items()
-            if kind == "leaf":
-                found[content] = node
-            elif kind == "dict":
-                for key, child in content:
-                    walk_nodes(child, self._builder.take_item(node, key))
-            elif kind in ("list", "tuple"):
-                for index, child in enumerate(content):
-                    walk_nodes(child, self._builder.take_item(node, index))
-
         for name, structure in self._program.inputs.structure().items():
             if name in names:
-                walk_nodes(structure, arguments[names[name]])
+                found |= collect(structure, arguments[names[name]], self._builder.take_item)
         return [found[entry.name] for entry in self._program.inputs.flat]
 
     def _place(self, weight: Weight) -> str:

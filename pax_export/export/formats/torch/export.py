@@ -13,6 +13,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
+import jax
+import numpy as np
+from jax.extend.core import jaxpr_as_fun
+
 from pax_export._foundations.check import checked_choice
 from pax_export._foundations.errors import (
     ExportPathError,
@@ -22,7 +26,7 @@ from pax_export._foundations.errors import (
 )
 from pax_export._foundations.files import checksums
 from pax_export._foundations.optional import find, install, require
-from pax_export._foundations.types import PyTree
+from pax_export._foundations.types import Equation, PyTree
 from pax_export.export.artifact.calling import LoadedFile
 from pax_export.export.artifact.embedded import NAME_IN_TORCH, append_zip
 from pax_export.export.artifact.options import (
@@ -33,7 +37,6 @@ from pax_export.export.artifact.options import (
 )
 from pax_export.export.artifact.report import SHA256, Report, package_versions, report_text
 from pax_export.export.formats.torch import TORCH
-from pax_export.export.formats.torch.cases import GradientCases
 from pax_export.export.formats.torch.run import call, run_methods
 from pax_export.export.formats.torch.run import load as load_programs
 from pax_export.export.lowering.lowered_model import signature_info
@@ -42,21 +45,26 @@ from pax_export.export.pipeline.bisect import name_modules
 from pax_export.export.pipeline.format_exporter import FormatExporter, ProgramContents
 from pax_export.export.pipeline.phases import ExportRun
 from pax_export.export.pipeline.run_export import run_export
+from pax_export.export.portable.program import rewritten, traced
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.exportable import Exportable
-from pax_export.export.tracing.programs import (
-    Program,
-    check_updates,
-    refuse_changes,
-)
+from pax_export.export.tracing.programs import Program, check_updates, refuse_changes
+from pax_export.export.tracing.traced import pull_back
 from pax_export.export.tracing.training import is_training, mark_trainable, with_train_mode
-from pax_export.export.validation.cases import cases_in_turns
+from pax_export.export.validation.cases import (
+    CaseStep,
+    ProgramCases,
+    cases_in_turns,
+    with_cotangents,
+)
 from pax_export.export.validation.probes import Budget
+from pax_export.export.validation.serve import Arrays
 from pax_export.export.validation.validate import Case
 from pax_export.export.validation.validate import validate as validated_calls
 
 if TYPE_CHECKING:
     import torch
+
 
 #: torch before this has no archive of several programs.
 _OLDEST = (2, 8)
@@ -347,3 +355,62 @@ def load(path: Path, report: Report) -> LoadedFile:
     return LoadedFile(
         report, programs, lambda key, arrays: call(modules[key], methods[key], arrays)
     )
+
+
+class GradientCases(ProgramCases):
+    """The calls of a program, one of them with gradients."""
+
+    def __init__(self, program: Program, store: Store, examples: Sequence[Any], trainable: bool,
+                 changes: Sequence[str] = ()):  # fmt: skip
+        leaves = [store.variables[index].value for index in store.of_leaf]
+        super().__init__(program, leaves, examples)
+        trained = [store.variables[index].trainable for index in store.of_leaf]
+        inputs = [dtypes.is_floating(each.struct.dtype) for each in program.inputs.flat]
+        wanted = [*trained, *inputs] if trainable else []
+        self._wrt = [index for index, is_wanted in enumerate(wanted) if is_wanted]
+        names = [store.variables[index].name for index in store.of_leaf]
+        self._names = [*names, *(each.name for each in program.inputs.flat)]
+        self._of = [i for i, each in enumerate(program.outputs) if dtypes.is_floating(each.dtype)]
+        self._changes = [f"state:{each}" for each in changes]
+
+    def named_results(self, results: Sequence[Any]) -> Arrays:
+        names = [*self.output_names, *self._changes]
+        return dict(zip(names, map(np.asarray, results)))
+
+    def gradient_steps(self, case: Case) -> Iterator[CaseStep]:
+        if self._wrt and self._of:
+            what = f"the gradients of {self.key}"
+            yield CaseStep(what, partial(self._with_gradients, case), 3.0, is_gradient=True)
+
+    def _with_gradients(self, case: Case) -> Case:
+        case = with_cotangents(case, (self.output_names[index] for index in self._of))
+        operands = [*self.leaves, *case.inputs.values()]
+        program = rewritten(jax.make_jaxpr(self.traced.function)(operands), _clamped)
+        in_range = jaxpr_as_fun(program)
+        function = jax.jit(pull_back(lambda xs: in_range(*xs), self._wrt, self._of))
+        cotangents = list(case.cotangents.values())
+
+        def run(operands: Sequence[Any]) -> Arrays:
+            return self._named(function(list(operands), cotangents))
+
+        case.expected.update(run(operands))
+        case.alternatives = partial(self.alternatives, case, run)
+        return case
+
+    def _named(self, found: Sequence[Any]) -> Arrays:
+        named: dict[str, np.ndarray] = {}
+        for index, value in zip(self._wrt, found):
+            name, value = f"gradient:{self._names[index]}", np.asarray(value)
+            named[name] = named[name] + value if name in named else value  # tied leaves add up
+        return named
+
+
+def _clamped(equation: Equation) -> Any:
+    """A gather whose indices are promised to be in range, as one that clamps them.
+
+    jax clamps them, and on CPUs drops the slopes of those that break the promise.
+    """
+    if equation.primitive.name != "gather" or "PROMISE" not in str(equation.params["mode"]):
+        return None
+    params = {**equation.params, "mode": jax.lax.GatherScatterMode.CLIP}
+    return traced(partial(equation.primitive.bind, **params), equation.invars)

@@ -101,7 +101,7 @@ class Joiner:
         with self._graph.inserting_before(before):
             node = self._graph.call_function(function, arguments)
         nodes = [each for each in arguments if isinstance(each, torch.fx.Node)]
-        self._fixed[node] = all(self._fixed[each] for each in nodes)
+        self._fixed[node] = all(self._fixed.get(each, False) for each in nodes)
         return node
 
     def _sum(self, before: Node, one: Node | None, other: Node, function: Any) -> Any:
@@ -158,18 +158,10 @@ class Joiner:
         if mean is not None and not self._fixed[mean]:
             moved = self._call(node, torch.mul, mean, line.scale)
             shift, mean = self._sum(node, shift, moved, torch.sub), None
-        zeros = self._full(node, line, 0.0) if mean is None else mean
-        ones = self._full(node, line, 1.0)
-        arguments = (line.x, line.scale, shift, zeros, ones, False, 0.0, 0.0, False)
-        return self._call_big(node, torch.batch_norm, *arguments)
-
-    def _full(self, node: Node, line: _FeatureScale, value: float) -> Any:
-        function = torch.zeros_like if value == 0 else torch.ones_like
-        return self._call(node, function, line.scale)
-
-    def _call_big(self, before: Node, function: Any, *arguments: Argument) -> Any:
-        with self._graph.inserting_before(before):
-            return self._graph.call_function(function, arguments)
+        mean = self._call(node, torch.zeros_like, line.scale) if mean is None else mean
+        ones = self._call(node, torch.ones_like, line.scale)
+        arguments = (line.x, line.scale, shift, mean, ones, False, 0.0, 0.0, False)
+        return self._call(node, torch.batch_norm, *arguments)
 
     def _with_bias(self, node: Node, line: _FeatureScale) -> Any:
         """A product or convolution that adds the vector itself."""
@@ -189,9 +181,8 @@ class Joiner:
         bias = line.mean
         bias = bias.args[0] if bias.target is torch.neg else self._call(node, torch.neg, bias)
         if is_convolution:
-            arguments = (*x.args[:2], bias, *x.args[3:])
-            return self._call_big(node, x.target, *arguments)
-        product = self._call_big(node, torch.addmm, bias, *x.args)
+            return self._call(node, x.target, *x.args[:2], bias, *x.args[3:])
+        product = self._call(node, torch.addmm, bias, *x.args)
         if reshape is None:
             return product
         with self._graph.inserting_before(node):

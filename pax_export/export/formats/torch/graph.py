@@ -18,9 +18,9 @@ import torch
 
 from pax_export.export.formats.torch import loops
 from pax_export.export.formats.torch.run import from_numpy
-from pax_export.export.formats.torch.sizes import TorchSizes
 from pax_export.export.formats.torch.values import (
     RULES,
+    TorchSizes,
     TorchValue,
     carrier,
     in_carrier,
@@ -34,8 +34,16 @@ if TYPE_CHECKING:
     from torch.fx import Node
     from torch.fx.node import Argument
 
-    from pax_export._foundations.types import ArrayLike, Aval, DTypeLike, Size, TracedProgram
+    from pax_export._foundations.types import (
+        ArrayLike,
+        Aval,
+        DTypeLike,
+        Equation,
+        Size,
+        TracedProgram,
+    )
     from pax_export.export.formats.torch.own_rules import OwnRule
+    from pax_export.export.portable import Rule
 
     Operand: TypeAlias = TorchValue | Argument
 
@@ -112,11 +120,15 @@ class TorchGraph(ProgramConverter[TorchValue]):
     def take_item(self, results: Node, index: int) -> Any:
         return self.frame.graph.call_function(operator.getitem, (results, index))
 
-    def add_part(self, module: torch.nn.Module, kind: str, *operands: Operand) -> Any:
+    def take_items(self, results: Node, count: int) -> list[Any]:
+        return [self.take_item(results, index) for index in range(count)]
+
+    def add_part(self, module: torch.nn.Module, kind: str, *operands: Operand) -> list[Any]:
         """Adds a call of a module, a loop or branch, which becomes one of the holder."""
         name = self._free(kind)
         self.frame.holder.add_module(name, module)
-        return self.frame.graph.call_module(name, *self._given(operands, {}))
+        called = self.frame.graph.call_module(name, *self._given(operands, {}))
+        return self.take_items(called, len(self.results))
 
     def _free(self, kind: str) -> str:
         while True:
@@ -185,6 +197,14 @@ class TorchGraph(ProgramConverter[TorchValue]):
         if not hasattr(torch, name):
             raise NotInTargetError(f"of {name}, which torch lacks")
         return getattr(torch, name)
+
+    def apply_rule(
+        self, rule: Rule, equation: Equation, operands: Sequence[TorchValue]
+    ) -> list[TorchValue] | None:
+        outside = self.results  # rules write bodies before they read it
+        outputs = super().apply_rule(rule, equation, operands)
+        self.results = outside
+        return outputs
 
     def rule_value(self, output: Node | TorchValue, struct: Aval, rounds: bool) -> TorchValue:
         dtype, shape = np.dtype(struct.dtype), tuple(struct.shape)
@@ -271,13 +291,13 @@ class TorchGraph(ProgramConverter[TorchValue]):
         finally:
             self._frames.pop()
 
-    def begin_graph(self, nodes: Sequence[Any], structs: Sequence[Any]) -> None:
-        """Reads the device and the sizes of the operands of a graph."""
-        if nodes:
-            self.frame.device = self.frame.graph.call_function(getattr, (nodes[0], "device"))
-        self.sizes.read_variables((node, each.shape) for node, each in zip(nodes, structs))
+    def begin_graph(self, operands: Sequence[tuple[Node, Sequence[Size]]]) -> None:
+        """Reads the device and the sizes of operands of a graph, which are given with shapes."""
+        if operands:
+            self.frame.device = self.frame.graph.call_function(getattr, (operands[0][0], "device"))
+        self.sizes.read_variables(operands)
 
-    def size_table(self) -> Any:
+    def _size_table(self) -> Any:
         """An array without elements that has all symbolic sizes, for bodies to read them."""
         if self.frame.table is None:
             sizes = [self.sizes.of(name) for name in self.variables]
@@ -295,11 +315,11 @@ class TorchGraph(ProgramConverter[TorchValue]):
         holder = torch.nn.Module()
         with self.new_graph(holder) as frame:
             nodes = [frame.graph.placeholder(f"x{number}") for number in range(len(structs))]
-            like = list(structs)
+            anchors = [(node, struct.shape) for node, struct in zip(nodes, structs)]
             if self.variables:
                 frame.table = frame.graph.placeholder("sizes")
-                like.append(_TableShape((*self.variables, 0)))
-            self.begin_graph([*nodes, *([frame.table] if self.variables else [])], like)
+                anchors.append((frame.table, (*self.variables, 0)))
+            self.begin_graph(anchors)
             operands = [
                 TorchValue(node, np.dtype(s.dtype), tuple(s.shape))
                 for node, s in zip(nodes, structs)
@@ -310,9 +330,4 @@ class TorchGraph(ProgramConverter[TorchValue]):
 
     def operands_of(self, values: Sequence[TorchValue]) -> list[Any]:
         """The nodes for the operands of a body."""
-        return [*map(self.node_of, values), *([self.size_table()] if self.variables else [])]
-
-
-class _TableShape:
-    def __init__(self, shape: tuple[Any, ...]):
-        self.shape = shape
+        return [*map(self.node_of, values), *([self._size_table()] if self.variables else [])]

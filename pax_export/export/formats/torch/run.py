@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import operator
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -79,8 +80,7 @@ def call(
         each.requires_grad_(True)
     arguments = [rebuild(tree, tensors.__getitem__) for tree in signature["arguments"].values()]
     with torch.set_grad_enabled(bool(cotangents)):
-        outputs: dict[str, Any] = {}
-        _collect(signature["result"], method(*arguments), outputs)
+        outputs = collect(signature["result"], method(*arguments))
     results = {name: to_numpy(value) for name, value in outputs.items()}
     if not cotangents:
         return results
@@ -147,13 +147,15 @@ def rebuild(structure: Mapping[str, Any], leaf: Callable[[str], Any]) -> Any:
     return content["value"] if kind == "static" and "value" in content else None
 
 
-def _collect(structure: Mapping[str, Any], value: Any, into: dict[str, Any]) -> None:
+def collect(
+    structure: Mapping[str, Any], value: Any, item: Callable[[Any, Any], Any] = operator.getitem
+) -> dict[str, Any]:
+    """The parts of a nested value by the names that its structure has for them."""
     ((kind, content),) = structure.items()
     if kind == "leaf":
-        into[content] = value
-    elif kind == "dict":
-        for key, child in content:
-            _collect(child, value[key], into)
-    elif kind in ("list", "tuple"):
-        for index, child in enumerate(content):
-            _collect(child, value[index], into)
+        return {content: value}
+    found: dict[str, Any] = {}
+    children = enumerate(content) if kind in ("list", "tuple") else content
+    for key, child in children if kind not in ("static", "none") else ():
+        found |= collect(child, item(value, key), item)
+    return found

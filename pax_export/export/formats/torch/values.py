@@ -8,13 +8,18 @@ are wrapped or rounded after each operation that may leave their range.
 # torch is not among the packages of the tests.
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
 import numpy as np
 
+from pax_export.export.artifact import dimensions
 from pax_export.export.portable import RuleTable
+from pax_export.export.portable.sizes import GraphSizes
 from pax_export.export.portable.sizes import is_number as is_number
 from pax_export.export.portable.sizes import same_shape as same_shape
 from pax_export.export.portable.sizes import same_size as same_size
@@ -22,9 +27,10 @@ from pax_export.export.portable.sizes import same_size as same_size
 if TYPE_CHECKING:
     import torch
 
+    from pax_export._foundations.types import DTypeLike
+
     Node: TypeAlias = torch.fx.Node
 
-    from pax_export._foundations.types import DTypeLike
 
 #: The rules that write primitives as calls of torch: functions ``rule(builder, *operands,
 #: **parameters)`` of `TorchValue`s and of the parameters of the primitive; `builder.results` has
@@ -101,3 +107,38 @@ def in_carrier(array: np.ndarray) -> np.ndarray:
     kind = getattr(jax.numpy, name) if name == "bfloat16" else name
     with np.errstate(over="ignore"):
         return np.asarray(array).astype(kind)
+
+
+_OPERATORS = {
+    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "mod": operator.mod,
+    "floordiv": operator.floordiv, "div": operator.floordiv,
+}  # fmt: skip
+
+
+class TorchSizes(GraphSizes):
+    """The sizes of one graph; ``node(function, *arguments)`` adds a call to it."""
+
+    def __init__(self, node: Callable[..., Any], functions: Callable[[str], Any]):
+        super().__init__()
+        self._node, self._functions = node, functions
+
+    def read_variables(self, inputs: Iterable[tuple[Any, Sequence[Any]]]) -> None:
+        """Reads the variables from the shapes of inputs, given by node."""
+        size_of = self._functions("ops.aten.sym_size.int")
+        sizes = [
+            (str(size), partial(self._node, size_of, node, axis))
+            for node, shape in inputs
+            for axis, size in enumerate(shape)
+            if not is_number(size)
+        ]
+        self._variables = dimensions.solve_each(sizes, self._calculated)
+
+    def shape(self, sizes: Sequence[Any]) -> list[Any]:
+        return [self.of(size) for size in sizes]
+
+    def _calculate(self, operation: str, left: Any, right: Any) -> Any:
+        if operation == "neg":
+            return self._node(operator.neg, right)
+        if operation in ("max", "min"):
+            return self._node(self._functions(f"sym_{operation}"), left, right)
+        return self._node(_OPERATORS[operation], left, right)

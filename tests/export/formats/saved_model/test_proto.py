@@ -7,7 +7,7 @@ import pytest
 import pax_export as pax
 from pax_export._foundations.wire import Map, Schema
 from pax_export.export import load, spec, to_saved_model
-from pax_export.export.formats.saved_model.proto import schemas
+from pax_export.export.formats.saved_model.proto import messages as schemas
 from pax_export.export.formats.saved_model.proto.objects import checkpoint_key
 from tests.closeness import assert_close
 

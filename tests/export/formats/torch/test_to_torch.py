@@ -21,6 +21,7 @@ from pax_export.export.formats.torch import rules
 from pax_export.export.formats.torch.values import RULES
 from tests.closeness import assert_close
 from tests.export.targets import TARGETS, mlp
+from tests.processes import printed
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 with_torch = pytest.mark.skipif(not HAS_TORCH, reason="torch is not installed")
@@ -182,12 +183,13 @@ class Convolutions(pax.Module):
         return self.head(x.mean((1, 2)))
 
 
-def losses_of_adam(net, x, y):
+def losses_of_adam(net, x, y, validate):
     """The losses of 200 steps in torch, and in jax; the module and the net after them."""
     import optax
     import torch
 
-    module = as_torch(net, spec(("batch", *x.shape[1:]), str(x.dtype)), train=True)
+    inputs = spec(("batch", *x.shape[1:]), str(x.dtype))
+    module = as_torch(net, inputs, train=True, validate=validate)
     assert module.training
     optimizer, theirs = torch.optim.Adam(module.parameters(), 0.01), []
     for _ in range(200):
@@ -220,7 +222,7 @@ def test_200_steps_of_adam_in_train_mode_give_the_losses_of_jax():
     import torch
 
     x = random(16, 3)
-    theirs, ours, module, net = losses_of_adam(Dense(), x, random(16, 2) ** 2)
+    theirs, ours, module, net = losses_of_adam(Dense(), x, random(16, 2) ** 2, validate=True)
     assert_close(theirs, ours, rtol=1e-4)
     found = module.eval()(torch.from_numpy(x)).detach().numpy()
     assert_close(found, net.eval()(x), rtol=1e-3, atol=1e-4)
@@ -232,7 +234,7 @@ def test_200_steps_of_convolutions_give_the_losses_of_jax(dtype, apart):
     pax.seed_rng_key(1)
     with jax.enable_x64(dtype == "float64"):
         x, y = random(8, 6, 6, 3).astype(dtype), (random(8, 2) ** 2).astype(dtype)
-        theirs, ours, *_ = losses_of_adam(Convolutions(), x, y)
+        theirs, ours, *_ = losses_of_adam(Convolutions(), x, y, validate=False)
     assert_close(theirs, ours, rtol=apart)  # of the first, which is the largest
 
 
@@ -416,3 +418,17 @@ def test_a_dtype_that_torch_lacks_is_named():
 
     with pytest.raises(errors.UnsupportedOperationError, match="float4_e2m1fn, which torch lacks"):
         as_torch(({}, model), spec("n"))
+
+
+BESIDE_TENSORFLOW = """
+import sys
+import jax.numpy as jnp
+from pax_export import export
+export.to_saved_model(jnp.sin, sys.argv[1] + "/saved", export.spec("3"))
+print(export.to_torch(jnp.sin, sys.argv[1] + "/sine.pt2", export.spec("3")).validated)
+"""
+
+
+@with_torch
+def test_torch_is_loaded_after_tensorflow(tmp_path):
+    assert printed(BESIDE_TENSORFLOW, tmp_path) == "here\n"

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeAlias
 
 import jax
 import numpy as np
 
 from pax_export._foundations.types import ArrayLike, Aval, DTypeLike, Equation, Size
+from pax_export.export.artifact import dimensions
 from pax_export.export.formats.saved_model.operations.operators import OPERATORS
-from pax_export.export.formats.saved_model.operations.sizes import TensorSizes
-from pax_export.export.formats.saved_model.proto.nodes import (
+from pax_export.export.formats.saved_model.proto.messages import (
     STRING,
     VARIANT,
     Body,
@@ -25,7 +26,7 @@ from pax_export.export.formats.saved_model.proto.nodes import (
     dtype_number,
 )
 from pax_export.export.portable import NotInTargetError, ProgramConverter, Rule, RuleTable
-from pax_export.export.portable.sizes import is_number, same_shape, same_size, stay_thin
+from pax_export.export.portable.sizes import GraphSizes, is_number, same_shape, same_size, stay_thin
 
 #: The rules that write primitives as operators: functions ``rule(builder, *operands,
 #: **parameters)`` of `Output`s and of the parameters of the primitive; `builder.results` has the
@@ -82,6 +83,7 @@ class Output:
 
 #: What is a tensor, or becomes one.
 Value: TypeAlias = Output | np.ndarray | int | Sequence[int]
+Operand: TypeAlias = Value | Sequence[Value]
 
 
 class NodeBuilder(ProgramConverter[Output]):
@@ -217,10 +219,9 @@ class NodeBuilder(ProgramConverter[Output]):
             return x
         if x.known is not None and x.frame is None:
             return self.literal(x.known.astype(dtype), dtype)
-        converted = self("Cast", x, DstT=np.dtype(dtype))
-        return dataclasses.replace(converted, shape=x.shape)
+        return dataclasses.replace(self("Cast", x, DstT=np.dtype(dtype)), shape=x.shape)
 
-    def in_float32(self, operator: str, x: Output, *others: Any, **attributes: Any) -> Output:
+    def in_float32(self, operator: str, x: Output, *others: Operand, **attributes: Any) -> Output:
         """The result of an operator, which computes half precision in float32."""
         wide = np.dtype(np.float32) if x.is_half else x.dtype
         operands = [self.cast(each, wide) if isinstance(each, Output) else each for each in others]
@@ -249,14 +250,12 @@ class NodeBuilder(ProgramConverter[Output]):
     def _constant(self, array: np.ndarray) -> str:
         key = (array.dtype.name, array.shape, array.tobytes())
         if key not in self.frame.constants:
-            attributes = {
-                "dtype": array.dtype,
-                "value": np.ascontiguousarray(array).reshape(array.shape),
-            }
-            self.frame.constants[key] = f"{self._add('Const', [], attributes)}:output:0"
+            value = np.ascontiguousarray(array).reshape(array.shape)
+            node = self._add("Const", [], {"dtype": array.dtype, "value": value})
+            self.frame.constants[key] = f"{node}:output:0"
         return self.frame.constants[key]
 
-    def _in_root(self, operator: str, *operands: Any, **attributes: Any) -> Any:
+    def _in_root(self, operator: str, *operands: Operand, **attributes: Any) -> Any:
         with self._in(self._root):
             return self(operator, *operands, **attributes)
 
@@ -352,11 +351,14 @@ class NodeBuilder(ProgramConverter[Output]):
         self._transposed[result.frame, result.name] = x, order
         return result
 
+    def turned_back(self, x: Output, order: Sequence[int]) -> Output:
+        """An array whose axes were transposed to this order, with the axes as they were."""
+        return self.transpose(x, [int(axis) for axis in np.argsort(order)])
+
     def broadcast(self, x: Output, shape: Sequence[Size]) -> Output:
         if x.shape is not None and same_shape(x.shape, shape):
             return x
-        result = self("BroadcastTo", x, self.sizes.shape(shape))
-        return dataclasses.replace(result, shape=tuple(shape))
+        return self.shaped(self("BroadcastTo", x, self.sizes.shape(shape)), shape)
 
     def spread(self, *operands: Output) -> list[Output]:
         """Operands that broadcast together, unbroadcast where possible."""
@@ -380,3 +382,69 @@ def needed(nodes: Sequence[Message], wanted: Sequence[str]) -> list[Message]:
             used.append(node)
             names.update(each.lstrip("^").split(":")[0] for each in node["input"])
     return used[::-1]
+
+
+# --- sizes: numbers, or int32 scalars of the graph --------------------------
+
+_OPERATORS = {
+    "add": "AddV2", "sub": "Sub", "mul": "Mul", "div": "FloorDiv", "floordiv": "FloorDiv",
+    "mod": "FloorMod", "max": "Maximum", "min": "Minimum",
+}  # fmt: skip
+
+
+class TensorSizes(GraphSizes):
+    """The sizes of one graph; `node` adds an operator to the outermost function."""
+
+    def __init__(self, node: Callable[..., Any]):
+        super().__init__()
+        self._node = node
+
+    def learn(self, inputs: Iterable[tuple[str, Any, Sequence[Any]]]) -> list[tuple[Any, Any, str]]:
+        """Reads the variables from shapes of named inputs.
+
+        Returns sizes, with what they have to be, and an error if they are not.
+        """
+        sizes = [
+            (f"{name}.shape[{axis}]", str(size), partial(self._size_of, tensor, axis))
+            for name, tensor, shape in inputs
+            for axis, size in enumerate(shape)
+            if not is_number(size)
+        ]
+        self._variables = dimensions.solve_each([each[1:] for each in sizes], self._calculated)
+        checks = ((read(), self.of(text), f"{at} is not {text}") for at, text, read in sizes)
+        return [each for each in checks if each[0] is not each[1]]
+
+    def replace(self, variable: str, value: Output) -> None:
+        """Gives a variable another value, for all sizes that are computed from now on."""
+        self._variables[variable] = value
+        self._written = {key: x for key, x in self._written.items() if key.startswith("shape ")}
+
+    def shape(self, sizes: Sequence[Any]) -> Any:
+        """Sizes as one int32 array: a constant, or a tensor."""
+        found = list(map(self.of, sizes))
+        if all(map(is_number, found)):
+            return np.array(found, np.int32).reshape(-1)
+        text = f"({', '.join(map(str, sizes))})"
+        return self._once(text, lambda: self._node("Pack", found))
+
+    def arange(self, size: Size) -> Any:
+        """0, 1, 2... as int32."""
+        if is_number(size):
+            return np.arange(size, dtype=np.int32)
+        return self._once(f"range {size}", lambda: self._node("Range", 0, self.of(size), 1))
+
+    def _size_of(self, tensor: Output, axis: int) -> Any:
+        whole = self._once(f"shape {tensor.name}", lambda: self._node("Shape", tensor))
+        ends = [axis], [axis + 1], [1]
+        read = partial(self._node, "StridedSlice", whole, *ends, shrink_axis_mask=1)
+        return self._once(f"shape {tensor.name} {axis}", read)
+
+    def _once(self, key: str, make: Callable[[], Any]) -> Any:
+        if key not in self._written:
+            self._written[key] = make()
+        return self._written[key]
+
+    def _calculate(self, operation: str, left: Output | int, right: Output | int) -> Any:
+        if operation == "neg":
+            operation, left = "sub", 0
+        return self._node(_OPERATORS[operation], left, right)

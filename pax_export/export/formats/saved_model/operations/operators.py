@@ -1,4 +1,4 @@
-"""The operators of TensorFlow that rules write: operands, results, and dtypes with kernels.
+"""The operators of TensorFlow that rules write, and whether their derivatives are those of jax.
 
 A line has the operands, ``>``, the results as ``name=dtype``, the dtypes that have a kernel on
 CPUs, and the operators. A dtype is that of an attribute (``T``) or fixed (``bool``); ``N*T`` is a
@@ -8,7 +8,13 @@ with TensorFlow's own.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple
+
+import jax
+
+from pax_export._foundations.jaxpr import inner_programs, jaxpr_of, wrapped_program
+from pax_export._foundations.types import Atom, Equation, TracedProgram
 
 _TABLE = """
 T > y=T | float signed complex : Neg
@@ -127,11 +133,62 @@ def _read() -> dict[str, OpDef]:
         form, dtypes, names = (each.strip() for each in line.replace(" : ", " | ").split("|"))
         operands, results = (side.split() for side in form.split(">"))
         found = " ".join(_CLASSES.get(each, each) for each in dtypes.split())
-        computed = frozenset(() if found == "any" else found.split())
-        pairs = tuple(tuple(each.split("=")) for each in results)
-        operator = OpDef(tuple(operands), pairs, computed)  # type: ignore[arg-type]
+        pairs = tuple((name, dtype) for name, _, dtype in (e.partition("=") for e in results))
+        operator = OpDef(tuple(operands), pairs, frozenset(found.split()) - {"any"})
         table.update(dict.fromkeys(names.split(), operator))
     return table
 
 
 OPERATORS = _read()
+
+
+# --- derivatives ------------------------------------------------------------
+
+#: Operations of which TensorFlow's gradient of what the rule writes is that of jax for all numbers,
+#: ties and zeros among them. Programs with others have the gradients that jax traces, as functions
+#: of the SavedModel: custom rules stay the model's.
+_SAME = frozenset(
+    """
+abs acos acosh add add_any and argmax argmin asin asinh atan atanh broadcast_in_dim ceil
+concatenate conv_general_dilated convert_element_type copy copy_p cos cosh cumsum dim_as_value div
+dot_general dynamic_slice dynamic_update_slice eq erf erfc exp expm1 floor gather ge gt integer_pow
+iota is_finite le log log1p logistic lt max min mul ne neg not or pad reduce_and reduce_max
+reduce_min reduce_or reduce_sum reshape rev round rsqrt scatter-add scatter_add select_n sign sin
+sinh slice sort split sqrt square squeeze stop_gradient sub tan tanh tile top_k transpose xor
+""".split()
+)
+#: Functions of jax with a rule of their own, and the operator that has the same.
+RELUS = {"relu": "Relu", "relu6": "Relu6"}
+_JAX = Path(jax.__file__).parent
+
+
+def differentiates(program: TracedProgram) -> bool:
+    """Whether TensorFlow differentiates the operations of a program as jax does."""
+    return all(map(_differentiates, jaxpr_of(program).eqns))
+
+
+def _differentiates(equation: Equation) -> bool:
+    name, params = equation.primitive.name, equation.params
+    if name.startswith("custom_"):
+        return function_of_jax(equation) in RELUS
+    if wrapped_program(equation) is not None or name in ("scan", "cond"):
+        return all(map(differentiates, inner_programs(equation)))
+    if any(_is_complex(atom) for atom in (*equation.invars, *equation.outvars)):
+        return False
+    if name == "conv_general_dilated":  # whose gradient of groups has no kernel on CPUs
+        return str(params["feature_group_count"]) == str(params["batch_group_count"]) == "1"
+    if name == "integer_pow":  # of a quotient, TensorFlow has NaN at 0
+        return params["y"] >= 0
+    return name in _SAME
+
+
+def _is_complex(atom: Atom) -> bool:
+    return jax.numpy.issubdtype(atom.aval.dtype, jax.numpy.complexfloating)
+
+
+def function_of_jax(equation: Equation) -> str:
+    """The name of a function of jax that has a rule for its derivative; empty for others."""
+    called = equation.params.get("call_jaxpr")
+    about = getattr(getattr(called, "jaxpr", called), "debug_info", None)
+    file = str(getattr(about, "func_filename", ""))
+    return str(getattr(about, "func_name", "")) if file.startswith(f"{_JAX}/") else ""

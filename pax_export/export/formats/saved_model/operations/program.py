@@ -15,9 +15,9 @@ from pax_export._foundations.jaxpr import jaxpr_primitives
 from pax_export._foundations.types import Aval
 from pax_export.export.artifact import dimensions, saved_models
 from pax_export.export.formats.saved_model.operations import rules
-from pax_export.export.formats.saved_model.operations.derivatives import differentiates
 from pax_export.export.formats.saved_model.operations.graph import RULES, NodeBuilder, Output
-from pax_export.export.formats.saved_model.proto.nodes import Body, Message
+from pax_export.export.formats.saved_model.operations.operators import differentiates
+from pax_export.export.formats.saved_model.proto.messages import Body, Message
 from pax_export.export.lowering.lower import Lowered, Portable
 from pax_export.export.portable import (
     NotInTargetError,

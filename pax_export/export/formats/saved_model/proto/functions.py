@@ -21,8 +21,8 @@ import numpy as np
 
 from pax_export.export.artifact.calling import tensorflow_keyword
 from pax_export.export.artifact.dimensions import is_inexact
-from pax_export.export.formats.saved_model.proto import schemas
-from pax_export.export.formats.saved_model.proto.nodes import (
+from pax_export.export.formats.saved_model.proto import messages
+from pax_export.export.formats.saved_model.proto.messages import (
     ANY,
     RESOURCE,
     Body,
@@ -119,7 +119,7 @@ def write_initializer(
     TensorFlow calls functions that belong to a resource; this resource is empty.
     """
     creator, scalar = Body(library["function"], "__create_initializer"), shape([])
-    creator.node("resource", "VarHandleOp", [], dtype=Dtype(schemas.FLOAT), shape=scalar)
+    creator.node("resource", "VarHandleOp", [], dtype=messages.FLOAT, shape=scalar)
     creator.result("resource", "resource:resource:0", Spec(RESOURCE, scalar))
     body = Body(library["function"], "__initialize")
     captured = [Operand("variable", index) for index in (*call.variables, *store.computed)]

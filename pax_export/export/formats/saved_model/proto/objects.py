@@ -16,9 +16,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from pax_export.export.formats.saved_model.proto import schemas
+from pax_export.export.formats.saved_model.proto import messages
 from pax_export.export.formats.saved_model.proto.functions import GraphFunction, Operand
-from pax_export.export.formats.saved_model.proto.nodes import (
+from pax_export.export.formats.saved_model.proto.messages import (
     ANY,
     RESOURCE,
     STRING,
@@ -106,7 +106,7 @@ def tracked_objects(variables: Sequence[Variable], objects: Message) -> bytes:
             tracked["attributes"] = [{**about, "checkpoint_key": checkpoint_key(variable.name)}]
             tracked["has_checkpoint_values"] = {"value": True}
         nodes.append(tracked)
-    return schemas.TRACKED_OBJECTS.encode({"nodes": nodes})
+    return messages.TRACKED_OBJECTS.encode({"nodes": nodes})
 
 
 def _number_children(numbers: Iterable[int]) -> dict[str, int]:
@@ -196,11 +196,11 @@ def meta_graph(
         add_call(nodes, "initialize", function.name, operands, [])
         calls[_INITIALIZE] = {"outputs": {_INITIALIZE: {"name": "initialize", "tensor_shape": ANY}}}
     saver = _add_saver(nodes, variables, specs)
-    versions = {"producer": schemas.GRAPH_VERSION}
+    versions = {"producer": messages.GRAPH_VERSION}
     return {
         "meta_info_def": {
             "tags": ["serve"],
-            "tensorflow_version": schemas.TENSORFLOW,
+            "tensorflow_version": messages.TENSORFLOW,
             "stripped_default_attrs": True,
         },
         "graph_def": {"node": nodes, "library": library, "versions": versions},
@@ -262,7 +262,7 @@ def _add_saver(
         "filename_tensor_name": "saver/file:0",
         "save_tensor_name": "saver/save:0",
         "restore_op_name": "saver/restore",
-        "version": schemas.SAVER_VERSION,
+        "version": messages.SAVER_VERSION,
     }
 
 

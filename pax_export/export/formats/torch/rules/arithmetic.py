@@ -1,9 +1,9 @@
-"""Elementwise arithmetic, comparisons, selection and bits."""
+"""Elementwise arithmetic, comparisons, selection, bits and conversions."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +16,19 @@ from pax_export.export.portable.decompositions.control import is_choice
 from pax_export.export.portable.decompositions.elementary import to_even
 
 if TYPE_CHECKING:
-    from pax_export._foundations.types import DTypeLike, Equation, Size
+    from pax_export._foundations.types import DTypeLike
     from pax_export.export.formats.torch.graph import TorchGraph
     from pax_export.export.formats.torch.values import Node
+
+
+#: Primitives that torch has, by its name where that is another one; of two arrays, and of one.
+_BINARY = "add add_any:add mul sub pow lt le gt ge eq ne"
+_OF_TENSORS = "and:bitwise_and or:bitwise_or xor:bitwise_xor atan2 nextafter"
+_UNARY = """
+    acos acosh asin asinh atan atanh bessel_i0e:special.i0e bessel_i1e:special.i1e ceil cos cosh
+    digamma erf erfc erf_inv:erfinv exp exp2 expm1 floor lgamma log log1p logistic:sigmoid neg rsqrt
+    sin sinh sqrt square tan tanh is_finite:isfinite stop_gradient:detach silu:nn.functional.silu
+"""
 
 
 def _binary(function: str) -> Callable:
@@ -33,11 +43,18 @@ def _binary(function: str) -> Callable:
     return write_call
 
 
-for _names, _function in {
-    "add add_any": "add", "mul": "mul", "sub": "sub", "pow": "pow",
-    "lt": "lt", "le": "le", "gt": "gt", "ge": "ge", "eq": "eq", "ne": "ne",
-}.items():  # fmt: skip
-    rule(*_names.split())(_binary(_function))
+def _of_tensors(function: str) -> Callable:
+    return lambda builder, x, y: builder(function, *builder.spread_tensors(x, y))
+
+
+def _unary(function: str) -> Callable:
+    return lambda builder, x, **_: builder(function, builder.node_of(x))
+
+
+for _table, _write in ((_BINARY, _binary), (_OF_TENSORS, _of_tensors), (_UNARY, _unary)):
+    for _name, _, _function in (each.partition(":") for each in _table.split()):
+        rule(_name)(_write(_function or _name))
+rule("round", when=to_even)(_unary("round"))
 
 
 @rule("div")
@@ -116,13 +133,9 @@ def _without_slope_of_nan(builder: TorchGraph, node: Node) -> Any:
 
 @rule("clip")
 def write_clip(
-    builder: TorchGraph,
-    x: TorchValue,
-    *,
-    low: float | None = None,
-    high: float | None = None,
+    builder: TorchGraph, x: TorchValue, *, low: float | None = None, high: float | None = None,
     strict: bool = False,
-) -> Any:
+) -> Any:  # fmt: skip
     """Numbers between two ends, at which the slope is a half; if `strict`, it is 0."""
     if low == high and not strict:
         return None  # a half of a half
@@ -179,8 +192,6 @@ def select_n(builder: TorchGraph, which: TorchValue, no: TorchValue, yes: TorchV
     condition, left, right = builder.spread_thin(which, no, yes)
     if isinstance(condition, bool):
         return (no, yes)[condition]
-    if isinstance(left, (bool, int, float)) and isinstance(right, (bool, int, float)):
-        left, right = builder.node_of(no), builder.node_of(yes)
     numbers = (bool, int, float)
     if isinstance(left, numbers) or isinstance(right, numbers):
         # A number has no dtype of its own, and would change that of a small one.
@@ -217,35 +228,7 @@ def write_sign(builder: TorchGraph, x: TorchValue) -> Any:
     return builder("where", same, builder.add_method_call("detach", node), builder("sign", node))
 
 
-for _name, _function in {"and": "and", "or": "or", "xor": "xor"}.items():
-    rule(_name)(
-        lambda builder, x, y, kind=_function: builder(
-            f"bitwise_{kind}", *builder.spread_tensors(x, y)
-        )
-    )
-
-
-def _direct(function: str) -> Callable:
-    return lambda builder, x, **_: builder(function, builder.node_of(x))
-
-
-for _names, _function in {
-    "acos": "acos", "acosh": "acosh", "asin": "asin", "asinh": "asinh", "atan": "atan",
-    "atanh": "atanh", "bessel_i0e": "special.i0e", "bessel_i1e": "special.i1e", "ceil": "ceil",
-    "cos": "cos", "cosh": "cosh", "digamma": "digamma", "erf": "erf", "erfc": "erfc",
-    "erf_inv": "erfinv", "exp": "exp", "exp2": "exp2", "expm1": "expm1", "floor": "floor",
-    "lgamma": "lgamma", "log": "log", "log1p": "log1p", "logistic": "sigmoid", "neg": "neg",
-    "rsqrt": "rsqrt", "sin": "sin", "sinh": "sinh", "sqrt": "sqrt", "square": "square",
-    "tan": "tan", "tanh": "tanh", "is_finite": "isfinite", "stop_gradient": "detach",
-    "silu": "nn.functional.silu",
-}.items():  # fmt: skip
-    rule(_names)(_direct(_function))
-
-
 rule("strict_clip")(partial(write_clip, strict=True))
-rule("round", when=to_even)(_direct("round"))
-rule("atan2")(lambda builder, x, y: builder("atan2", *builder.spread_tensors(x, y)))
-rule("nextafter")(lambda builder, x, y: builder("nextafter", *builder.spread_tensors(x, y)))
 
 
 @rule("integer_pow")
@@ -285,11 +268,9 @@ def _shift(direction: str) -> Callable:
         beyond = builder("logical_or", builder("lt", wide, 0), builder("ge", wide, bits))
         by = builder("where", beyond, 0, wide)
         if direction == "left":
-            wide_left = builder.cast_to(left, "int64")
-            shifted = builder("bitwise_left_shift", wide_left, by)
+            shifted = builder("bitwise_left_shift", builder.cast_to(left, "int64"), by)
         else:
-            wide_left = _unsigned(builder, left, x.dtype)
-            shifted = builder("bitwise_right_shift", wide_left, by)
+            shifted = builder("bitwise_right_shift", _unsigned(builder, left, x.dtype), by)
             if bits == 64:  # torch copies the sign
                 mask = builder("bitwise_left_shift", -2, builder("sub", 63, by))
                 mask = builder("where", builder("eq", by, 0), 0, mask)
@@ -317,7 +298,7 @@ def shift_right_arithmetic(builder: TorchGraph, x: TorchValue, y: TorchValue) ->
 
 
 @rule("bitcast_convert_type")
-def bitcast_convert_type(builder: TorchGraph, x: TorchValue, *, new_dtype: DTypeLike) -> Any:
+def bitcast(builder: TorchGraph, x: TorchValue, *, new_dtype: DTypeLike) -> Any:
     before, after = np.dtype(x.dtype), np.dtype(new_dtype)
     if before == after:
         return x
@@ -330,12 +311,10 @@ def bitcast_convert_type(builder: TorchGraph, x: TorchValue, *, new_dtype: DType
         whole = builder.add_method_call("view", stored, builder.dtype_of(signed))
     else:
         whole = builder.cast_to(node, signed)
+    if after.name == "uint32":
+        return _unsigned(builder, whole, after)
     if after.kind in "iu":
-        return (
-            _unsigned(builder, whole, after)
-            if after.name == "uint32"
-            else (wrap_integer(builder, builder.cast_to(whole, "int64"), after))
-        )
+        return wrap_integer(builder, builder.cast_to(whole, "int64"), after)
     view = builder.add_method_call("view", whole, builder.dtype_of(after))
     return builder.cast_to(view, carrier(after)) if carrier(after) != after.name else view
 
@@ -348,13 +327,11 @@ def _is_tiny(*dtypes: np.dtype[Any]) -> bool:
 
 
 @rule("convert_element_type")
-def convert_element_type(
-    builder: TorchGraph, x: TorchValue, *, new_dtype: DTypeLike, **_: object
-) -> Any:
+def convert(builder: TorchGraph, x: TorchValue, *, new_dtype: DTypeLike, **_: object) -> Any:
     dtype = np.dtype(new_dtype)
     if dtype == x.dtype:
         return x
-    node = x.node if x.node is not None else builder.node_of(x)
+    node = builder.node_of(x)
     if dtype == np.bool_:
         return builder("ne", node, 0)
     if x.is_float and "float" not in carrier(dtype):
@@ -399,112 +376,9 @@ def reduce_precision(
         rounded = builder.cast_to(builder.cast_to(node, "float16"), x.carrier)
         normal = builder("ge", builder("abs", rounded), float(np.finfo(np.float16).tiny))
         # Results below the smallest normal number are 0, as the operation specifies.
-        is_nan = builder("isnan", rounded)
-        mask = builder("logical_or", normal, is_nan)
+        mask = builder("logical_or", normal, builder("isnan", rounded))
         return builder("mul", rounded, builder.cast_to(mask, x.carrier))
     info = jax.numpy.finfo(x.dtype)
     if exponent_bits >= info.nexp and mantissa_bits >= info.nmant:
         return x
     raise NotInTargetError(f"to {exponent_bits} and {mantissa_bits} bits")
-
-
-# --- reductions -------------------------------------------------------------
-
-Axes = Sequence[int]
-
-
-def reduce_axes(
-    builder: TorchGraph, function: str, x: TorchValue, axes: Axes, keep: bool = False, **kwargs: Any
-) -> Any:
-    if not len(axes):
-        return x
-    return builder(function, builder.node_of(x), [int(axis) for axis in axes], keep, **kwargs)
-
-
-@rule("reduce_sum")
-def reduce_sum(builder: TorchGraph, x: TorchValue, *, axes: Axes, **_: object) -> Any:
-    return reduce_axes(builder, "sum", x, axes, dtype=builder.dtype_of(x.carrier))
-
-
-@rule("reduce_prod")
-def reduce_prod(builder: TorchGraph, x: TorchValue, *, axes: Axes, **_: object) -> Any:
-    node = builder.node_of(x)
-    for axis in sorted(axes, reverse=True):
-        node = builder("prod", node, int(axis), dtype=builder.dtype_of(x.carrier))
-    return node
-
-
-def _is_ordered(equation: Equation) -> bool:
-    return equation.invars[0].aval.dtype not in (np.dtype(np.uint64), np.dtype(np.bool_))
-
-
-for _name, _function in {"reduce_max": "amax", "reduce_min": "amin"}.items():
-    rule(_name, when=_is_ordered)(
-        lambda builder, x, *, axes, kind=_function, **_: reduce_axes(builder, kind, x, axes)
-    )
-for _name, _function in {"reduce_or": "any", "reduce_and": "all"}.items():
-    rule(_name, when=lambda equation: equation.invars[0].aval.dtype == np.bool_)(
-        lambda builder, x, *, axes, kind=_function, **_: reduce_axes(builder, kind, x, axes)
-    )
-
-
-def _cumulative(function: str, index: int | None = None) -> Callable:
-    def write_call(builder: TorchGraph, x: TorchValue, *, axis: int, reverse: bool) -> Any:
-        node = builder.node_of(x)
-        node = builder("flip", node, [axis]) if reverse else node
-        kwargs = {"dtype": builder.dtype_of(x.carrier)} if function in ("cumsum", "cumprod") else {}
-        node = builder(function, node, axis, **kwargs)
-        node = node if index is None else builder.take_item(node, index)
-        return builder("flip", node, [axis]) if reverse else node
-
-    return write_call
-
-
-rule("cumsum")(_cumulative("cumsum"))
-rule("cumprod")(_cumulative("cumprod"))
-rule("cumlogsumexp")(_cumulative("logcumsumexp"))
-rule("cummax", when=_is_ordered)(_cumulative("cummax", 0))
-rule("cummin", when=_is_ordered)(_cumulative("cummin", 0))
-
-
-def _arg(function: str) -> Callable:
-    def write_call(
-        builder: TorchGraph, x: TorchValue, *, axes: Axes, index_dtype: DTypeLike, **_: object
-    ) -> Any:
-        found = builder(function, builder.node_of(x), int(axes[0]))
-        return builder.cast_to(found, carrier(index_dtype))
-
-    return write_call
-
-
-rule("argmax")(_arg("argmax"))
-rule("argmin")(_arg("argmin"))
-
-
-@rule("rank")
-def write_rank(builder: TorchGraph, x: TorchValue, *, axis: int, count: Size, largest: bool) -> Any:
-    """The indices of the first elements in an order; stable, with NaN largest."""
-    options = {"dim": axis, "descending": largest, "stable": True}
-    order = builder.take_item(builder("sort", builder.node_of(x), **options), 1)
-    order = builder("narrow", order, axis, 0, builder.sizes.of(count))
-    return builder.cast_to(order, "int32")
-
-
-@rule("sort")
-def write_sort(
-    builder: TorchGraph,
-    x: TorchValue,
-    *more: TorchValue,
-    dimension: int,
-    num_keys: int,
-    **_: object,
-) -> Any:
-    """One key of floats or integers; torch's own, which has a derivative."""
-    if num_keys != 1 or x.dtype in (np.uint64, np.bool_):
-        return None
-    found = builder("sort", builder.node_of(x), dim=dimension, stable=True)
-    if not more:
-        return [builder.take_item(found, 0)]
-    order = builder.take_item(found, 1)
-    rest = [builder("gather", builder.node_of(each), dimension, order) for each in more]
-    return [builder.take_item(found, 0), *rest]

@@ -1,8 +1,8 @@
-"""Shapes, slices, lookups and constants."""
+"""Shapes, slices, lookups, constants, and reductions."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,9 +11,10 @@ from pax_export.export.formats.torch.values import TorchValue, carrier, is_numbe
 from pax_export.export.portable import NotInTargetError
 from pax_export.export.portable.arithmetic import broadcast_array
 from pax_export.export.portable.decompositions.convolutions import is_plain_pad
+from pax_export.export.portable.decompositions.reductions import of_truth_values
 
 if TYPE_CHECKING:
-    from pax_export._foundations.types import Aval, DTypeLike, Size
+    from pax_export._foundations.types import Aval, DTypeLike, Equation, Size
     from pax_export.export.formats.torch.graph import TorchGraph
     from pax_export.export.formats.torch.values import Node
 
@@ -26,32 +27,33 @@ def write_reshape(
     return builder.reshape_to(node, builder.results[0].shape)
 
 
-rule("squeeze")(lambda builder, x, *, dimensions: builder.reshape_to(x, builder.results[0].shape))
-rule("expand_dims")(lambda builder, x, **_: builder.reshape_to(x, builder.results[0].shape))
+rule("squeeze", "expand_dims")(
+    lambda builder, x, **_: builder.reshape_to(x, builder.results[0].shape)
+)
 rule("transpose")(lambda builder, x, *, permutation: builder.transpose_axes(x, permutation))
 rule("tile")(
     lambda builder, x, *, reps: builder("tile", builder.node_of(x), builder.sizes.shape(reps))
 )
-
-
-@rule("concatenate")
-def write_concatenate(builder: TorchGraph, *xs: TorchValue, dimension: int) -> Any:
-    return xs[0] if len(xs) == 1 else builder("cat", [builder.node_of(x) for x in xs], dimension)
-
-
-@rule("dim_as_value")
-def dim_as_value(builder: TorchGraph, *, dim: Size) -> Any:
-    return _scalar(builder, dim, builder.results[0].dtype)
+rule("rev")(
+    lambda builder, x, *, dimensions: builder(
+        "flip", builder.node_of(x), list(map(int, dimensions))
+    )
+)
+rule("concatenate")(
+    lambda builder, *xs, dimension: (
+        xs[0] if len(xs) == 1 else builder("cat", list(map(builder.node_of, xs)), dimension)
+    )
+)
 
 
 def _scalar(builder: TorchGraph, size: Size, dtype: DTypeLike) -> Any:
     return builder("full", [], builder.sizes.of(size), **builder.kind_of(dtype))
 
 
-@rule("sizes")
-def write_sizes(builder: TorchGraph, *, of: Sequence[Any]) -> Any:
-    return builder("stack", [_scalar(builder, size, np.int32) for size in of])
-
+rule("dim_as_value")(lambda builder, *, dim: _scalar(builder, dim, builder.results[0].dtype))
+rule("sizes")(
+    lambda builder, *, of: builder("stack", [_scalar(builder, size, np.int32) for size in of])
+)
 
 #: Constants of more elements than this are broadcast when the model runs.
 _SMALL = 64
@@ -95,13 +97,11 @@ def broadcast_to(
 
 
 @rule("split")
-def write_split(
-    builder: TorchGraph, x: TorchValue, *, sizes: Sequence[Any], axis: int
-) -> list[Any]:
+def write_split(builder: TorchGraph, x: TorchValue, *, sizes: Sequence[Size], axis: int) -> Any:
     if len(sizes) == 1:
-        return [x]
+        return x
     found = builder("split", builder.node_of(x), builder.sizes.shape(sizes), axis)
-    return [builder.take_item(found, index) for index in range(len(sizes))]
+    return builder.take_items(found, len(sizes))
 
 
 @rule("iota")
@@ -118,13 +118,9 @@ def write_iota(builder: TorchGraph, *, dimension: int, **_: object) -> TorchValu
 
 @rule("slice")
 def write_slice(
-    builder: TorchGraph,
-    x: TorchValue,
-    *,
-    start_indices: Sequence[Any],
-    limit_indices: Sequence[Any],
-    strides: Sequence[Any] | None,
-) -> Any:
+    builder: TorchGraph, x: TorchValue, *, start_indices: Sequence[Size],
+    limit_indices: Sequence[Size], strides: Sequence[Size] | None,
+) -> Any:  # fmt: skip
     node, steps = builder.node_of(x), strides or [1] * x.rank
     for axis, size in enumerate(x.shape):
         ends = start_indices[axis], limit_indices[axis]
@@ -135,34 +131,23 @@ def write_slice(
     return node if node is not builder.node_of(x) else x
 
 
-rule("rev")(
-    lambda builder, x, *, dimensions: builder(
-        "flip", builder.node_of(x), [int(d) for d in dimensions]
-    )
-)
-
-
 @rule("pad", when=is_plain_pad)
 def write_pad(
-    builder: TorchGraph,
-    x: TorchValue,
-    value: TorchValue,
-    *,
-    padding_config: Sequence[tuple[Any, Any, int]],
-) -> Any:
+    builder: TorchGraph, x: TorchValue, value: TorchValue, *,
+    padding_config: Sequence[tuple[Size, Size, int]],
+) -> Any:  # fmt: skip
     ends = [(low, high) for low, high, _ in padding_config]
     if all(same_size(each, 0) for pair in ends for each in pair):
         return x
     if x.dtype == np.bool_:
         node = filled_around(builder, builder.cast_to(x, "uint8"), ends, int(bool(value.known)))
         return builder.cast_to(node, "bool")
-    return filled_around(
-        builder, builder.node_of(x), ends, value.number if value.known is not None else value
-    )
+    filling = value.number if value.known is not None else value
+    return filled_around(builder, builder.node_of(x), ends, filling)
 
 
 def filled_around(
-    builder: TorchGraph, node: Node, ends: Sequence[tuple[Any, Any]], value: TorchValue | float
+    builder: TorchGraph, node: Node, ends: Sequence[tuple[Size, Size]], value: TorchValue | float
 ) -> Any:
     """An array with a number, or a `TorchValue`, around it.
 
@@ -173,7 +158,9 @@ def filled_around(
     if any(around) and not isinstance(value, TorchValue):
         node = builder("nn.functional.pad", node, around, "constant", value)
     for axis, pair in enumerate(ends):
-        if (static[axis] is pair and not isinstance(value, TorchValue)) or _are_zero(pair):
+        if static[axis] is pair and not isinstance(value, TorchValue):
+            continue
+        if all(is_number(end) and end == 0 for end in pair):
             continue
         size = builder("ops.aten.sym_size.int", node, axis)
         low, high = builder.sizes.shape(pair)
@@ -188,15 +175,7 @@ def filled_around(
     return node
 
 
-def _are_zero(pair: tuple[Any, Any]) -> bool:
-    return all(is_number(end) and end == 0 for end in pair)
-
-
 # --- windows and lookups ----------------------------------------------------
-
-
-def _known_number(value: TorchValue) -> int | None:
-    return None if value.known is None else int(value.known)
 
 
 def _places(builder: TorchGraph, start: TorchValue, size: Size) -> Any:
@@ -207,15 +186,14 @@ def _places(builder: TorchGraph, start: TorchValue, size: Size) -> Any:
 
 @rule("window")
 def write_window(
-    builder: TorchGraph, x: TorchValue, *starts: TorchValue, sizes: Sequence[Any]
+    builder: TorchGraph, x: TorchValue, *starts: TorchValue, sizes: Sequence[Size]
 ) -> Any:
     node = builder.node_of(x)
     for axis, (start, size) in enumerate(zip(starts, sizes)):
         if same_size(x.shape[axis], size):
             continue
-        begin = _known_number(start)
-        if begin is not None:
-            node = builder("narrow", node, axis, begin, builder.sizes.of(size))
+        if start.known is not None:
+            node = builder("narrow", node, axis, int(start.known), builder.sizes.of(size))
         else:
             node = builder("index_select", node, axis, _places(builder, start, size))
     return node
@@ -228,12 +206,9 @@ def put_window(builder: TorchGraph, x: TorchValue, update: TorchValue, *starts: 
 
 
 def _put(
-    builder: TorchGraph,
-    x: Node,
-    update: TorchValue,
-    starts: Sequence[TorchValue],
+    builder: TorchGraph, x: Node, update: TorchValue, starts: Sequence[TorchValue],
     axes: Sequence[int],
-) -> Any:
+) -> Any:  # fmt: skip
     if not axes:
         return builder.node_of(update)
     axis, *rest = axes
@@ -268,13 +243,9 @@ _REDUCE = {"mul": "prod", "max": "amax", "min": "amin"}
 
 @rule("put")
 def write_put(
-    builder: TorchGraph,
-    x: TorchValue,
-    places: TorchValue,
-    rows: TorchValue,
-    *inside: TorchValue,
+    builder: TorchGraph, x: TorchValue, places: TorchValue, rows: TorchValue, *inside: TorchValue,
     how: str,
-) -> Any:
+) -> Any:  # fmt: skip
     if x.dtype == np.uint64 and how in ("max", "min"):
         raise NotInTargetError(f"of {x.dtype.name}")
     node, index = builder.node_of(x), builder.cast_to(builder.node_of(places), "int64")
@@ -283,9 +254,11 @@ def write_put(
         (drops,) = inside
         count = builder.sizes.of(x.shape[0])
         index = builder("where", builder.node_of(drops), index, count)
-        more = builder("nn.functional.pad", builder.cast_to(node, "uint8") if x.dtype == np.bool_
-                       else node, [0, 0] * (x.rank - 1) + [0, 1])  # fmt: skip
-        node = builder.cast_to(more, "bool") if x.dtype == np.bool_ else more
+        is_bool, ends = x.dtype == np.bool_, [0, 0] * (x.rank - 1) + [0, 1]
+        more = builder(
+            "nn.functional.pad", builder.cast_to(node, "uint8") if is_bool else node, ends
+        )
+        node = builder.cast_to(more, "bool") if is_bool else more
     if how == "set":
         updates = _last_rows(builder, places, index, updates, rows, node)
     result = _put_rows(builder, node, index, updates, how, rows)
@@ -320,8 +293,94 @@ def _put_rows(
     return builder("scatter_reduce", x, 0, wide, rows, _REDUCE[how], include_self=True)
 
 
+# --- reductions -------------------------------------------------------------
+
+
+def _reduction(function: str, in_own_dtype: bool = False) -> Callable:
+    def write_call(builder: TorchGraph, x: TorchValue, *, axes: Sequence[int], **_: object) -> Any:
+        if not len(axes):
+            return x
+        kind = {"dtype": builder.dtype_of(x.carrier)} if in_own_dtype else {}
+        return builder(function, builder.node_of(x), list(map(int, axes)), False, **kind)
+
+    return write_call
+
+
+@rule("reduce_prod")
+def reduce_prod(builder: TorchGraph, x: TorchValue, *, axes: Sequence[int], **_: object) -> Any:
+    node = builder.node_of(x)
+    for axis in sorted(axes, reverse=True):
+        node = builder("prod", node, int(axis), dtype=builder.dtype_of(x.carrier))
+    return node
+
+
+def _is_ordered(equation: Equation) -> bool:
+    return equation.invars[0].aval.dtype not in (np.dtype(np.uint64), np.dtype(np.bool_))
+
+
+rule("reduce_sum")(_reduction("sum", in_own_dtype=True))
+rule("reduce_max", when=_is_ordered)(_reduction("amax"))
+rule("reduce_min", when=_is_ordered)(_reduction("amin"))
+rule("reduce_or", when=of_truth_values)(_reduction("any"))
+rule("reduce_and", when=of_truth_values)(_reduction("all"))
+
+
 @rule("extreme")
 def write_extreme(builder: TorchGraph, x: TorchValue, *, axes: Sequence[int], largest: bool) -> Any:
     if not len(axes):
         return x
-    return builder("amax" if largest else "amin", builder.node_of(x), [int(each) for each in axes])
+    return builder("amax" if largest else "amin", builder.node_of(x), list(map(int, axes)))
+
+
+def _cumulative(function: str, index: int | None = None) -> Callable:
+    def write_call(builder: TorchGraph, x: TorchValue, *, axis: int, reverse: bool) -> Any:
+        node = builder.node_of(x)
+        node = builder("flip", node, [axis]) if reverse else node
+        kwargs = {"dtype": builder.dtype_of(x.carrier)} if function in ("cumsum", "cumprod") else {}
+        node = builder(function, node, axis, **kwargs)
+        node = node if index is None else builder.take_item(node, index)
+        return builder("flip", node, [axis]) if reverse else node
+
+    return write_call
+
+
+rule("cumsum")(_cumulative("cumsum"))
+rule("cumprod")(_cumulative("cumprod"))
+rule("cumlogsumexp")(_cumulative("logcumsumexp"))
+rule("cummax", when=_is_ordered)(_cumulative("cummax", 0))
+rule("cummin", when=_is_ordered)(_cumulative("cummin", 0))
+
+
+def _arg(function: str) -> Callable:
+    return lambda builder, x, *, axes, index_dtype, **_: builder.cast_to(
+        builder(function, builder.node_of(x), int(axes[0])), carrier(index_dtype)
+    )
+
+
+rule("argmax")(_arg("argmax"))
+rule("argmin")(_arg("argmin"))
+
+
+@rule("rank")
+def write_rank(builder: TorchGraph, x: TorchValue, *, axis: int, count: Size, largest: bool) -> Any:
+    """The indices of the first elements in an order; stable, with NaN largest."""
+    options = {"dim": axis, "descending": largest, "stable": True}
+    order = builder.take_item(builder("sort", builder.node_of(x), **options), 1)
+    order = builder("narrow", order, axis, 0, builder.sizes.of(count))
+    return builder.cast_to(order, "int32")
+
+
+@rule("sort")
+def write_sort(
+    builder: TorchGraph, x: TorchValue, *more: TorchValue, dimension: int, num_keys: int,
+    **_: object,
+) -> Any:  # fmt: skip
+    """One key of floats or integers; torch's own, which has a derivative."""
+    if num_keys != 1 or x.dtype in (np.uint64, np.bool_):
+        return None
+    found = builder("sort", builder.node_of(x), dim=dimension, stable=True)
+    if not more:
+        return builder.take_item(found, 0)
+    order = builder.take_item(found, 1)
+    rest = [builder("gather", builder.node_of(each), dimension, order) for each in more]
+    return [builder.take_item(found, 0), *rest]

@@ -16,54 +16,35 @@ if TYPE_CHECKING:
 
     from pax_export._foundations.types import Aval, TracedProgram
     from pax_export.export.formats.torch.graph import TorchGraph
-    from pax_export.export.formats.torch.values import Node
 
 
 def _structs(values: Sequence[TorchValue | Aval]) -> list[Any]:
     return [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in values]
 
 
-def _items(builder: TorchGraph, found: Node) -> list[Any]:
-    return [builder.take_item(found, index) for index in range(len(builder.results))]
-
-
 @rule("cond", when=is_of_two)
 def write_cond(
-    builder: TorchGraph,
-    which: TorchValue,
-    *operands: TorchValue,
-    branches: Sequence[TracedProgram],
-    **_: object,
-) -> Any:
+    builder: TorchGraph, which: TorchValue, *operands: TorchValue,
+    branches: Sequence[TracedProgram], **_: object,
+) -> Any:  # fmt: skip
     if which.known is not None:
         return builder.inline(branches[int(which.known > 0)], operands)
-    results = list(builder.results)
     bodies = [builder.write_body(each, _structs(operands)) for each in branches]
-    builder.results = results
     chosen = builder.node_of(which)
     chosen = chosen if which.dtype == np.bool_ else builder("gt", chosen, 0)
-    found = builder.add_part(
-        builder.loops.Branch(*bodies), "cond", chosen, *builder.operands_of(operands)
-    )
-    return _items(builder, found)
+    branch = builder.loops.Branch(*bodies)
+    return builder.add_part(branch, "cond", chosen, *builder.operands_of(operands))
 
 
 @rule("while", when=is_of_one)
 def write_while(
-    builder: TorchGraph,
-    *operands: TorchValue,
-    cond_jaxpr: TracedProgram,
-    body_jaxpr: TracedProgram,
-    cond_nconsts: int,
-    body_nconsts: int,
-    **_: object,
-) -> Any:
+    builder: TorchGraph, *operands: TorchValue, cond_jaxpr: TracedProgram,
+    body_jaxpr: TracedProgram, cond_nconsts: int, body_nconsts: int, **_: object,
+) -> Any:  # fmt: skip
     consts = operands[: cond_nconsts + body_nconsts]
     state = operands[cond_nconsts + body_nconsts :]
-    results = list(builder.results)
-    carried = _structs(results)
-    structs = [*carried, *_structs(consts)]
-    count = len(carried)
+    carried = _structs(builder.results)
+    structs, count = [*carried, *_structs(consts)], len(carried)
 
     def write_condition(values: Sequence[TorchValue]) -> Any:
         return builder.inline(cond_jaxpr, [*values[count : count + cond_nconsts], *values[:count]])
@@ -72,32 +53,28 @@ def write_while(
         return builder.inline(body_jaxpr, [*values[count + cond_nconsts :], *values[:count]])
 
     going, step = (builder.body_of(each, structs) for each in (write_condition, write_step))
-    builder.results = results
     loop = builder.loops.While(going, step, count)
-    return _items(builder, builder.add_part(loop, "while", *builder.operands_of([*state, *consts])))
+    return builder.add_part(loop, "while", *builder.operands_of([*state, *consts]))
 
 
 @rule("scan")
 def write_scan(builder: TorchGraph, *operands: TorchValue, **params: Any) -> Any:
     constants, state, rows = scan_operands(params, operands)
-    results = list(builder.results)
-    count = len(state)
-    carried = _structs(results[:count])
+    results, count = builder.results, len(state)
     pieces = [jax.ShapeDtypeStruct(each.shape[1:], each.dtype) for each in rows]
-    structs = [*carried, *pieces, *_structs(constants)]
+    structs = [*_structs(results[:count]), *pieces, *_structs(constants)]
 
     def write_step(values: Sequence[TorchValue]) -> Any:
         first = values[count + len(rows) :]
         return builder.inline(params["jaxpr"], [*first, *values[: count + len(rows)]])
 
     body = builder.body_of(write_step, structs)
-    builder.results = results
     length = builder.sizes.of(params["length"])
     stacked = [(builder.sizes.shape(e.shape), builder.kind_of(e.dtype)) for e in results[count:]]
     loop = builder.loops.RowLoop(body, count, len(rows), bool(params["reverse"]), builder.trains)
     nodes = builder.operands_of([*state, *rows, *constants])
     empty = [builder("empty", shape, **kind) for shape, kind in stacked]
-    return _items(builder, builder.add_part(loop, "scan", length, tuple(empty), *nodes))
+    return builder.add_part(loop, "scan", length, tuple(empty), *nodes)
 
 
 @rule("own_rule")
@@ -108,7 +85,7 @@ def own_rule(builder: TorchGraph, *operands: TorchValue, key: int) -> Any:
     results are constants for autograd, and a linear function with that derivative is added, of
     differences that are 0.
     """
-    results, rule = list(builder.results), builder.own_rules[key]
+    rule = builder.own_rules[key]
     operands = operands[-len(rule.equation.invars) :]  # after constants of its program
     if not builder.live:
         fixed = [_detached(builder, each) for each in operands]
@@ -118,14 +95,13 @@ def own_rule(builder: TorchGraph, *operands: TorchValue, key: int) -> Any:
         return [
             builder("add", builder.node_of(y), _finite(builder, t)) for y, t in zip(outputs, slopes)
         ]
-    structs, outer = _structs(operands), _structs(results)
+    structs, outer = _structs(operands), _structs(builder.results)
     forward = builder.body_of(lambda values: builder.write(rule.forward, values), structs)
     backward = builder.body_of(
         lambda values: builder.write(rule.backward_program(), values), [*structs, *outer]
     )
-    builder.results = results
     loop = builder.loops.OwnGradient(forward, backward, rule.floats, len(operands))
-    return _items(builder, builder.add_part(loop, "own_rule", *builder.operands_of(operands)))
+    return builder.add_part(loop, "own_rule", *builder.operands_of(operands))
 
 
 def _detached(builder: TorchGraph, x: TorchValue) -> TorchValue:

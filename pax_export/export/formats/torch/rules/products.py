@@ -1,9 +1,9 @@
-"""Products, convolutions, pools and linear algebra."""
+"""Products, convolutions, pools, linear algebra, and layers that torch has whole."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -15,66 +15,56 @@ from pax_export.export.portable.decompositions.convolutions import is_plain_conv
 from pax_export.export.portable.decompositions.reductions import is_plain_window
 
 if TYPE_CHECKING:
-    from jax.lax import ConvDimensionNumbers
+    from jax.lax import ConvDimensionNumbers, DotDimensionNumbers
 
     from pax_export._foundations.types import Equation, Size
     from pax_export.export.formats.torch.graph import TorchGraph
     from pax_export.export.formats.torch.values import Node
 
-    Pair: TypeAlias = tuple[Sequence[int], Sequence[int]]
-    #: Which axes of both operands are summed, and which are of the batch.
-    DotAxes: TypeAlias = tuple[Pair, Pair]
+    Padding: TypeAlias = Sequence[tuple[Size, Size]]
 
 
 @rule("dot_general")
 def dot_general(
-    builder: TorchGraph, x: TorchValue, y: TorchValue, *, dimension_numbers: DotAxes, **_: object
-) -> Any:
+    builder: TorchGraph, x: TorchValue, y: TorchValue, *, dimension_numbers: DotDimensionNumbers,
+    **_: object,
+) -> Any:  # fmt: skip
     (result,) = builder.results
     kind = carrier(result.dtype)
+    # Of float16 torch has no batched product on every processor.
+    wide = "float32" if kind in ("bool", "float16") else kind
+    product = _product(builder, x, y, dimension_numbers, result.shape, wide)
     if kind == "bool":
-        count = dot_product(builder, x, y, dimension_numbers, result.shape, "float32")
-        return builder("ne", count, 0)
-    if kind == "float16":  # of which torch has no batched product on every processor
-        product = dot_product(builder, x, y, dimension_numbers, result.shape, "float32")
-        return builder.cast_to(product, kind)
-    return dot_product(builder, x, y, dimension_numbers, result.shape, kind)
+        return builder("ne", product, 0)
+    return product if wide == kind else builder.cast_to(product, kind)
 
 
-def dot_product(
-    builder: TorchGraph,
-    x: TorchValue,
-    y: TorchValue,
-    dimension_numbers: DotAxes,
-    shape: Sequence[Any],
-    kind: str,
-) -> Any:
+def _product(
+    builder: TorchGraph, x: TorchValue, y: TorchValue, dimension_numbers: DotDimensionNumbers,
+    shape: Sequence[Size], kind: str,
+) -> Any:  # fmt: skip
     (x_sum, y_sum), (x_batch, y_batch) = dimension_numbers
     x_free = [axis for axis in range(x.rank) if axis not in (*x_sum, *x_batch)]
     y_free = [axis for axis in range(y.rank) if axis not in (*y_sum, *y_batch)]
     left = builder.transpose_axes(builder.cast_to(x, kind), [*x_batch, *x_free, *x_sum])
     right = builder.transpose_axes(builder.cast_to(y, kind), [*y_batch, *y_sum, *y_free])
-    batch = [x.shape[axis] for axis in x_batch]
+    batch, inner = ([x.shape[axis] for axis in axes] for axes in (x_batch, x_sum))
     rows, columns = ([v.shape[a] for a in free] for v, free in ((x, x_free), (y, y_free)))
-    inner = [x.shape[axis] for axis in x_sum]
+    lines, depth = (each[0] if len(each) == 1 else math.prod(each) for each in (rows, inner))
     # Without a batch, row axes need no reshape.
     flat = len(rows) == 1 or (bool(rows) and not batch)
     if len(inner) != 1 or not flat:
-        lines = rows if flat else [math.prod(rows)]
-        left = builder.reshape_to(left, [*batch, *lines, math.prod(inner)])
+        left = builder.reshape_to(left, [*batch, *(rows if flat else [lines]), depth])
     if len(inner) != 1 or len(columns) != 1:
-        right = builder.reshape_to(right, [*batch, math.prod(inner), math.prod(columns)])
+        right = builder.reshape_to(right, [*batch, depth, math.prod(columns)])
     # Not `matmul`, in which torch.export distinguishes batches of one.
-    lines = rows[0] if len(rows) == 1 else math.prod(rows)
     if not batch:
-        if len(rows) > 1 and flat:
-            left = builder.reshape_to(
-                left, [lines, inner[0] if len(inner) == 1 else math.prod(inner)]
-            )
+        if len(rows) > 1:
+            left = builder.reshape_to(left, [lines, depth])
         dot = builder("mm", left, right)
         return dot if len(rows) == len(columns) == 1 else builder.reshape_to(dot, shape)
     if len(batch) > 1:
-        outer, depth = math.prod(batch), math.prod(inner)
+        outer = math.prod(batch)
         left = builder.reshape_to(left, [outer, lines, depth])
         right = builder.reshape_to(right, [outer, depth, math.prod(columns)])
     dot = builder("bmm", left, right)
@@ -109,59 +99,36 @@ def _is_convolution(equation: Equation) -> bool:
 
 @rule("conv_general_dilated", when=_is_convolution)
 def conv_general_dilated(
-    builder: TorchGraph,
-    x: TorchValue,
-    kernel: TorchValue,
-    *,
-    window_strides: Sequence[int],
-    padding: Sequence[tuple[Any, Any]],
-    lhs_dilation: Sequence[int],
-    rhs_dilation: Sequence[int],
-    dimension_numbers: ConvDimensionNumbers,
-    feature_group_count: int,
-    **_: object,
-) -> Any:
+    builder: TorchGraph, x: TorchValue, kernel: TorchValue, *, window_strides: Sequence[int],
+    padding: Padding, lhs_dilation: Sequence[int], rhs_dilation: Sequence[int],
+    dimension_numbers: ConvDimensionNumbers, feature_group_count: int, **_: object,
+) -> Any:  # fmt: skip
     x_spec, kernel_spec, out_spec = dimension_numbers
     kind = carrier(builder.results[0].dtype)
     left = builder.transpose_axes(builder.cast_to(x, kind), x_spec)
     right = builder.transpose_axes(builder.cast_to(kernel, kind), kernel_spec)
-    taps = [kernel.shape[axis] for axis in kernel_spec]
-    count = len(taps) - 2
-    gaps = [int(each) for each in rhs_dilation]
-    steps = [int(each) for each in window_strides]
-    transposed_pads = _transposed(taps[2:], window_strides, padding, lhs_dilation, rhs_dilation)
-    if transposed_pads is not None:
-        right = _transposed_kernel(builder, right, taps, feature_group_count)
-        output = builder(
-            f"nn.functional.conv_transpose{count}d", left, right, None,
-            [int(each) for each in lhs_dilation], transposed_pads[0], transposed_pads[1],
-            int(feature_group_count), gaps,
-        )  # fmt: skip
+    taps, groups = [kernel.shape[axis] for axis in kernel_spec], int(feature_group_count)
+    steps, gaps = ([int(each) for each in axes] for axes in (window_strides, rhs_dilation))
+    name = f"nn.functional.conv{{}}{len(taps) - 2}d"
+    ends = _transposed(taps[2:], window_strides, padding, lhs_dilation, rhs_dilation)
+    if ends is not None:
+        right = _transposed_kernel(builder, right, taps, groups)
+        steps = [int(each) for each in lhs_dilation]
+        output = builder(name.format("_transpose"), left, right, None, steps, *ends, groups, gaps)
     else:
-        pads, left = _pads(builder, left, padding)
-        output = builder(
-            f"nn.functional.conv{count}d", left, right, None, steps, pads, gaps,
-            int(feature_group_count),
-        )  # fmt: skip
+        pads = [0] * len(padding)
+        if all(is_number(low) and is_number(high) and low == high for low, high in padding):
+            pads = [int(low) for low, _ in padding]
+        else:
+            left = filled_around(builder, left, [(0, 0), (0, 0), *padding], 0.0)
+        output = builder(name.format(""), left, right, None, steps, pads, gaps, groups)
     return builder.transpose_axes(output, [int(axis) for axis in np.argsort(out_spec)])
 
 
-def _pads(
-    builder: TorchGraph, node: Node, padding: Sequence[tuple[Any, Any]], value: float = 0.0
-) -> tuple[list[int], Any]:
-    """Padding that is equal at both ends, and the array with the rest of it."""
-    if all(is_number(low) and is_number(high) and low == high for low, high in padding):
-        return [int(low) for low, _ in padding], node
-    return [0] * len(padding), filled_around(builder, node, [(0, 0), (0, 0), *padding], value)
-
-
 def _transposed(
-    widths: Sequence[Any],
-    strides: Sequence[int],
-    padding: Sequence[tuple[Any, Any]],
-    gaps: Sequence[int],
+    widths: Sequence[Size], strides: Sequence[int], padding: Padding, gaps: Sequence[int],
     dilations: Sequence[int],
-) -> tuple[list[int], list[int]] | None:
+) -> tuple[list[int], list[int]] | None:  # fmt: skip
     """The padding of a transposed convolution and of its result; None if it is not one."""
     numbers = (*widths, *(side for pair in padding for side in pair))
     if not all(map(is_number, numbers)):
@@ -207,13 +174,9 @@ def _is_pool(equation: Equation) -> bool:
 
 
 def _pool(
-    builder: TorchGraph,
-    kind: str,
-    x: Node,
-    shape: Sequence[Size],
-    filling: float,
+    builder: TorchGraph, kind: str, x: Node, shape: Sequence[Size], filling: float,
     window: Mapping[str, Any],
-) -> Any:
+) -> Any:  # fmt: skip
     """A pool over any axes: they go to the end, after two others."""
     moving, padding = _moving_axes(window), window["padding"]
     others = [axis for axis in range(len(shape)) if axis not in moving]
@@ -284,7 +247,7 @@ def triangular_solve(
 @rule("lu", when=_is_real)
 def write_lu(builder: TorchGraph, x: TorchValue) -> Any:
     found = builder("linalg.lu_factor_ex", builder.node_of(x))
-    both, pivots = (builder.take_item(found, index) for index in range(2))
+    both, pivots = builder.take_items(found, 2)
     # The row of which column is 1 in a matrix of exchanges.
     moves = builder.take_item(builder("lu_unpack", both, pivots, unpack_data=False), 0)
     return [both, builder("sub", pivots, 1), builder.cast_to(builder("argmax", moves, -2), "int32")]
@@ -292,15 +255,10 @@ def write_lu(builder: TorchGraph, x: TorchValue) -> Any:
 
 @rule("eigh", when=_is_real)
 def write_eigh(
-    builder: TorchGraph,
-    x: TorchValue,
-    *,
-    lower: bool,
-    subset_by_index: tuple[int, int] | None = None,
-    **_: object,
-) -> Any:
-    size = x.shape[-1]
-    if subset_by_index not in (None, (0, size)):
+    builder: TorchGraph, x: TorchValue, *, lower: bool,
+    subset_by_index: tuple[int, int] | None = None, **_: object,
+) -> Any:  # fmt: skip
+    if subset_by_index not in (None, (0, x.shape[-1])):
         raise NotInTargetError("of some eigenvalues")
     found = builder("linalg.eigh", builder.node_of(x), UPLO="L" if lower else "U")
     return [builder.take_item(found, 1), builder.take_item(found, 0)]
@@ -308,20 +266,15 @@ def write_eigh(
 
 @rule("svd", when=_is_real)
 def write_svd(
-    builder: TorchGraph,
-    x: TorchValue,
-    *,
-    full_matrices: bool,
-    compute_uv: bool,
-    subset_by_index: tuple[int, int] | None = None,
-    **_: object,
-) -> Any:
-    if subset_by_index is not None and subset_by_index != (0, min(x.shape[-2:])):
+    builder: TorchGraph, x: TorchValue, *, full_matrices: bool, compute_uv: bool,
+    subset_by_index: tuple[int, int] | None = None, **_: object,
+) -> Any:  # fmt: skip
+    if subset_by_index not in (None, (0, min(x.shape[-2:]))):
         raise NotInTargetError("of some singular values")
     if not compute_uv:
-        return [builder("linalg.svdvals", builder.node_of(x))]
+        return builder("linalg.svdvals", builder.node_of(x))
     found = builder("linalg.svd", builder.node_of(x), full_matrices=full_matrices)
-    u, s, v = (builder.take_item(found, index) for index in range(3))
+    u, s, v = builder.take_items(found, 3)
     return [s, u, v]
 
 
@@ -332,5 +285,106 @@ def write_qr(
     if pivoting:
         raise NotInTargetError("with pivoting")
     mode = "complete" if full_matrices else "reduced"
-    found = builder("linalg.qr", builder.node_of(x), mode)
-    return [builder.take_item(found, index) for index in range(2)]
+    return builder.take_items(builder("linalg.qr", builder.node_of(x), mode), 2)
+
+
+# --- layers that torch has whole --------------------------------------------
+
+
+@rule("gelu")
+def write_gelu(builder: TorchGraph, x: TorchValue, *, approximate: bool) -> Any:
+    kind = "tanh" if approximate else "none"
+    return builder("nn.functional.gelu", builder.node_of(x), approximate=kind)
+
+
+rule("softmax")(lambda builder, x, *, axis: builder("softmax", builder.node_of(x), axis))
+rule("log_softmax")(lambda builder, x, *, axis: builder("log_softmax", builder.node_of(x), axis))
+rule("mean")(
+    lambda builder, x, *, axes, keepdims: builder(
+        "mean", builder.node_of(x), list(map(int, axes)), keepdims
+    )
+)
+
+
+@rule("attention")
+def write_attention(
+    builder: TorchGraph, query: TorchValue, key: TorchValue, value: TorchValue, *bias: TorchValue,
+    scale: float,
+) -> Any:  # fmt: skip
+    nodes = [builder.node_of(each) for each in (query, key, value)]
+    mask = [builder.node_of(each) if each.thin is None or each.bare else each.thin for each in bias]
+    output = builder("nn.functional.scaled_dot_product_attention", *nodes, *mask, scale=scale)
+    output = builder.transpose_axes(output, [0, 2, 1, 3])
+    if builder.live:
+        return output
+    # ExecuTorch puts other calls here, whose result has another order in memory, and views fail.
+    return builder("clone", output, memory_format=builder.dtype_of("contiguous_format"))
+
+
+@rule("layer_norm")
+def layer_norm(
+    builder: TorchGraph, x: TorchValue, *vectors: TorchValue, epsilon: float, scaled: bool,
+    shifted: bool,
+) -> Any:  # fmt: skip
+    scale = builder.node_of(vectors[0]) if scaled else None
+    shift = builder.node_of(vectors[-1]) if shifted else None
+    if any(each.rank != 1 for each in vectors):
+        return None
+    size = [builder.sizes.of(x.shape[-1])]
+    return builder("nn.functional.layer_norm", builder.node_of(x), size, scale, shift, epsilon)
+
+
+@rule("rms_norm")
+def rms_norm(builder: TorchGraph, x: TorchValue, *scale: TorchValue, epsilon: float) -> Any:
+    if any(each.rank != 1 for each in scale):
+        return None
+    size = [builder.sizes.of(x.shape[-1])]
+    weight = builder.node_of(scale[0]) if scale else None
+    return builder("nn.functional.rms_norm", builder.node_of(x), size, weight, epsilon)
+
+
+@rule("dft")
+def write_dft(builder: TorchGraph, x: TorchValue) -> Any:
+    pairs = builder("view_as_complex", builder.add_method_call("contiguous", builder.node_of(x)))
+    return builder("view_as_real", builder("fft.fft", pairs, dim=-1))
+
+
+def _gates(builder: TorchGraph, array: Node, order: Sequence[int]) -> Any:
+    """The blocks of rows of a weight in another order."""
+    parts = builder("chunk", array, len(order), 0)
+    return builder("cat", [builder.take_item(parts, index) for index in order], 0)
+
+
+def _recurrent(function: str, order: Sequence[int]) -> Callable:
+    """A rule for torch's own loop: gates in its order, no batch axis first, one layer."""
+
+    def write_loop(
+        builder: TorchGraph, x: TorchValue, w: TorchValue, r: TorchValue, b: TorchValue,
+        *states: TorchValue, reverse: bool, reset_after: bool = True, activation: str = "tanh",
+    ) -> Any:  # fmt: skip
+        # torch resets after the product, and its exporter fixes whether a batch is of one.
+        if not reset_after or not (builder.live or is_number(states[0].shape[0])):
+            return None
+        weights = [builder("select", builder.node_of(each), 0, 0) for each in (w, r, b)]
+        params = [*weights[:2], *builder.take_items(builder("chunk", weights[2], 2, 0), 2)]
+        if len(order) > 1:
+            params = [_gates(builder, each, order) for each in params]
+        node = builder.node_of(x)
+        node = builder("flip", node, [0]) if reverse else node
+        starts = [builder("unsqueeze", builder.node_of(each), 0) for each in states]
+        name = f"rnn_{activation}" if function == "rnn" else function
+        state = starts if function == "lstm" else starts[0]
+        found = builder(name, node, state, params, True, 1, 0.0, False, False, False)
+        outputs = builder.take_item(found, 0)
+        outputs = builder("flip", outputs, [0]) if reverse else outputs
+        last = [builder.take_item(found, index + 1) for index in range(len(states))]
+        return [outputs, *(builder("select", each, 0, 0) for each in last)]
+
+    return write_loop
+
+
+# Ours are input, output, forget, cell; torch's input, forget, cell, output.
+rule("lstm")(_recurrent("lstm", (0, 2, 3, 1)))
+# Ours are update, reset, new; torch's reset, update, new.
+rule("gru")(_recurrent("gru", (1, 0, 2)))
+rule("rnn")(_recurrent("rnn", (0,)))

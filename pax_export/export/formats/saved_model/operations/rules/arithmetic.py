@@ -1,4 +1,4 @@
-"""Elementwise arithmetic, comparisons, selection and bits."""
+"""Elementwise arithmetic, comparisons, selection, bits, conversions, and whole functions."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import numpy as np
 
-from pax_export._foundations.types import Equation, Jaxpr
-from pax_export.export.formats.saved_model.operations.derivatives import RELUS, function_of_jax
+from pax_export._foundations.types import DTypeLike, Equation, Jaxpr
 from pax_export.export.formats.saved_model.operations.graph import NodeBuilder, Output, rule
+from pax_export.export.formats.saved_model.operations.operators import RELUS, function_of_jax
+from pax_export.export.portable import NotInTargetError
 from pax_export.export.portable.decompositions.control import is_choice
 from pax_export.export.portable.decompositions.elementary import to_even
 from pax_export.export.portable.sizes import is_number, same_size
@@ -33,25 +35,19 @@ _WIDE_RENAMED = {
 }  # fmt: skip
 
 
-def _plain(operator: str) -> Callable:
-    def apply(builder: NodeBuilder, *operands: Output, **_: object) -> Any:
-        return builder(operator, *builder.spread(*operands))
-
-    return apply
-
-
-def _in_float32(operator: str) -> Callable:
+def _operator(operator: str, in_float32: bool = False) -> Callable:
     def apply(builder: NodeBuilder, *operands: Output, **_: object) -> Output:
-        return builder.in_float32(operator, *builder.spread(*operands))
+        write = builder.in_float32 if in_float32 else builder
+        return write(operator, *builder.spread(*operands))
 
     return apply
 
 
-for _name, _operator in ({each.lower(): each for each in _SAME} | _RENAMED).items():
-    rule(_name)(_plain(_operator))
-for _name, _operator in ({each.lower(): each for each in _WIDE} | _WIDE_RENAMED).items():
-    rule(_name)(_in_float32(_operator))
-rule("round", when=to_even)(_in_float32("Rint"))
+for _name, _of in ({each.lower(): each for each in _SAME} | _RENAMED).items():
+    rule(_name)(_operator(_of))
+for _name, _of in ({each.lower(): each for each in _WIDE} | _WIDE_RENAMED).items():
+    rule(_name)(_operator(_of, in_float32=True))
+rule("round", when=to_even)(_operator("Rint", in_float32=True))
 
 
 @rule("add")
@@ -101,9 +97,7 @@ def relu(builder: NodeBuilder, x: Output, *, call_jaxpr: Jaxpr, **_: object) -> 
     return builder(RELUS[call_jaxpr.jaxpr.debug_info.func_name], x)
 
 
-@rule("abs")
-def abs_(builder: NodeBuilder, x: Output) -> Output:
-    return x if x.dtype.kind == "u" else builder("Abs", x)
+rule("abs")(lambda builder, x: x if x.dtype.kind == "u" else builder("Abs", x))
 
 
 @rule("neg")
@@ -128,7 +122,7 @@ def div(builder: NodeBuilder, x: Output, y: Output, **_: object) -> Output:
     left, right = builder.spread(x, y)
     if x.is_float:
         return builder("RealDiv", left, right)
-    return _whole(builder, left, right, y)[0]
+    return _quotient(builder, left, right, y)[0]
 
 
 @rule("rem")
@@ -136,23 +130,26 @@ def rem(builder: NodeBuilder, x: Output, y: Output, **_: object) -> Output:
     left, right = builder.spread(x, y)
     if x.is_float:
         return builder.in_float32("TruncateMod", left, right)
-    quotient, by_zero = _whole(builder, left, right, y)
+    quotient, by_zero = _quotient(builder, left, right, y)
     rest = builder("Sub", left, builder("Mul", quotient, right))
     return rest if by_zero is None else builder("SelectV2", by_zero, left, rest)
 
 
-def _whole(builder: NodeBuilder, x: Output, y: Output, of: Output) -> tuple[Output, Any]:
+def _quotient(
+    builder: NodeBuilder, x: Output, y: Output, of: Output
+) -> tuple[Output, Output | None]:
     """A quotient of whole numbers, and where it is by 0, which TensorFlow refuses."""
-    minus, is_signed = np.array(-1).astype(of.dtype), of.dtype.kind == "i"
+    minus = np.array(-1).astype(of.dtype)
     if of.known is not None and np.all(of.known != 0) and np.all(of.known != minus):
         return builder("TruncateDiv", x, y), None
-    by_zero, safe = builder("Equal", y, builder.like(0, of)), y
-    by_minus = builder("Equal", y, minus) if is_signed else None
-    bad = builder("LogicalOr", by_zero, by_minus) if by_minus is not None else by_zero
-    safe = builder("SelectV2", bad, builder.like(1, of), y)
-    quotient = builder("TruncateDiv", x, safe)
-    if by_minus is not None:  # the processor has no quotient of the least number
+    by_zero, one = builder("Equal", y, builder.like(0, of)), builder.like(1, of)
+    if of.dtype.kind == "i":  # the processor has no quotient of the least number by -1
+        by_minus = builder("Equal", y, minus)
+        bad = builder("LogicalOr", by_zero, by_minus)
+        quotient = builder("TruncateDiv", x, builder("SelectV2", bad, one, y))
         quotient = builder("SelectV2", by_minus, builder("Neg", x), quotient)
+    else:
+        quotient = builder("TruncateDiv", x, builder("SelectV2", by_zero, one, y))
     return builder("SelectV2", by_zero, minus, quotient), by_zero
 
 
@@ -214,6 +211,107 @@ rule("shift_right_logical")(_shift("RightShift", signed=False))
 rule("shift_right_arithmetic")(_shift("RightShift", signed=True))
 
 
-@rule("population_count")
-def population_count(builder: NodeBuilder, x: Output) -> Output:
-    return builder.cast(builder("PopulationCount", x), x.dtype)
+rule("population_count")(lambda builder, x: builder.cast(builder("PopulationCount", x), x.dtype))
+
+
+# --- conversions ------------------------------------------------------------
+
+
+@rule("convert_element_type")
+def convert(builder: NodeBuilder, x: Output, *, new_dtype: DTypeLike, **_: object) -> Output:
+    dtype = np.dtype(new_dtype)
+    if dtype == x.dtype:
+        return x
+    if dtype.name in ("int4", "uint4", "int2", "uint2"):
+        raise NotInTargetError(f"to {dtype.name}")
+    if x.known is not None:
+        with np.errstate(all="ignore"):
+            return builder.literal(np.asarray(jax.numpy.asarray(x.known).astype(dtype)))
+    if x.thin is None:
+        return _converted(builder, x, dtype)
+    thin = _converted(builder, x.thin, dtype)
+    return dataclasses.replace(builder.broadcast(thin, x.shape), thin=thin)
+
+
+def _converted(builder: NodeBuilder, x: Output, dtype: np.dtype) -> Output:
+    if dtype == np.bool_:
+        return builder("NotEqual", x, builder.like(0, x))
+    if x.is_float and jax.numpy.issubdtype(dtype, jax.numpy.integer):
+        return _whole(builder, x, dtype)
+    return builder.cast(x, dtype)
+
+
+def _whole(builder: NodeBuilder, x: Output, dtype: np.dtype) -> Output:
+    """Truncates, saturates, and converts NaN to 0, as jax does."""
+    shape, limits = x.shape, np.iinfo(dtype)
+    x = builder.cast(x, np.float32) if x.is_half else x
+    low, high = float(limits.min), float(limits.max)
+    nearest = x.dtype.type(high)
+    if float(nearest) > limits.max:  # rounded up
+        nearest = np.nextafter(nearest, x.dtype.type(0))
+    safe = builder("SelectV2", builder("IsNan", x), builder.like(0, x), x)
+    over = builder("Greater", safe, nearest)
+    safe = builder("Maximum", builder("Minimum", safe, np.asarray(nearest)), builder.like(low, x))
+    most = np.asarray(limits.max, dtype)
+    return builder.shaped(builder("SelectV2", over, most, builder.cast(safe, dtype)), shape)
+
+
+@rule("bitcast_convert_type")
+def bitcast(builder: NodeBuilder, x: Output, *, new_dtype: DTypeLike) -> Output:
+    dtype = np.dtype(new_dtype)
+    if np.bool_ in (x.dtype, dtype):
+        raise NotInTargetError(f"from {x.dtype.name} to {dtype.name}")
+    if dtype == x.dtype:
+        return x
+    if dtype.itemsize == x.dtype.itemsize and {dtype.kind, x.dtype.kind} == {"i", "u"}:
+        return builder.cast(x, dtype)  # the same bits, which more readers know
+    return builder("Bitcast", x, type=dtype)
+
+
+@rule("reduce_precision")
+def reduce_precision(
+    builder: NodeBuilder, x: Output, *, exponent_bits: int, mantissa_bits: int
+) -> Any:
+    info = jax.numpy.finfo(x.dtype)
+    if exponent_bits >= info.nexp and mantissa_bits >= info.nmant:
+        return x
+    if (exponent_bits, mantissa_bits) == (8, 7):
+        return builder.cast(builder.cast(x, jax.numpy.bfloat16), x.dtype)
+    if (exponent_bits, mantissa_bits) == (5, 10):
+        # Results below the smallest normal number are 0, as the operation specifies.
+        rounded = builder.cast(builder.cast(x, np.float16), x.dtype)
+        least = builder.like(np.finfo(np.float16).tiny, x)
+        small = builder("Less", builder("Abs", rounded), least)
+        return builder("SelectV2", small, builder("Mul", rounded, builder.like(0, x)), rounded)
+    raise NotInTargetError(f"to {exponent_bits} and {mantissa_bits} bits")
+
+
+# --- whole functions --------------------------------------------------------
+
+
+@rule("clip")
+def clip(
+    builder: NodeBuilder, x: Output, *, low: float | None = None, high: float | None = None
+) -> Output:
+    if low == 0 and high in (None, 6):
+        return builder("Relu" if high is None else "Relu6", x)
+    x = x if low is None else builder("Maximum", x, builder.like(low, x))
+    return x if high is None else builder("Minimum", x, builder.like(high, x))
+
+
+@rule("softmax")
+def softmax(builder: NodeBuilder, x: Output, *, axis: int) -> Output | None:
+    if axis % x.rank != x.rank - 1:
+        return None
+    probabilities = builder("Softmax", x)
+    if x.rank > 3:  # attention: a product with rows that have NaN follows
+        return probabilities
+    # The kernel leaves zeros beside NaN.
+    total = builder("Sum", probabilities, x.rank - 1, keep_dims=True)
+    return builder("AddV2", probabilities, builder("Sub", total, total))
+
+
+rule("log_softmax")(
+    lambda builder, x, *, axis: builder("LogSoftmax", x) if axis % x.rank == x.rank - 1 else None
+)
+rule("silu")(lambda builder, x: builder("Mul", x, builder("Sigmoid", x)))

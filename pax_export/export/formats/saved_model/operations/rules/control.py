@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -12,7 +11,7 @@ import numpy as np
 from pax_export._foundations.jax import scan_operands
 from pax_export._foundations.types import TracedProgram
 from pax_export.export.formats.saved_model.operations.graph import Frame, NodeBuilder, Output, rule
-from pax_export.export.formats.saved_model.proto.nodes import (
+from pax_export.export.formats.saved_model.proto.messages import (
     VARIANT,
     FunctionName,
     Spec,
@@ -40,21 +39,10 @@ def cond(
         return builder.inline(branches[min(max(int(which.known), 0), len(branches) - 1)], operands)
     which = builder.cast(which, np.int32)
     which = builder("Maximum", which, 0)  # beyond the last, `Case` takes the last, too
-    written = [partial(builder.inline, branch, operands) for branch in branches]
-    return branched(builder, which, written, builder.results)
-
-
-def branched(
-    builder: NodeBuilder,
-    which: Output,
-    branches: Sequence[Callable[[], Sequence[Output]]],
-    results: Sequence[Any],
-) -> list[Output]:
-    """The results of one of several functions that write operations."""
-    frames = []
+    results, frames = builder.results, []
     for branch in branches:
         with builder.function([]) as frame:
-            frame.results = list(branch())
+            frame.results = builder.inline(branch, operands)
         frames.append(frame)
     names, captured = builder.library(*frames)
     attributes = {"Tin": _numbers(captured), "Tout": _numbers(results), **_IN_GRAPH}
@@ -64,14 +52,9 @@ def branched(
 
 @rule("while", when=is_of_one)
 def while_(
-    builder: NodeBuilder,
-    *operands: Output,
-    cond_jaxpr: TracedProgram,
-    body_jaxpr: TracedProgram,
-    cond_nconsts: int,
-    body_nconsts: int,
-    **_: object,
-) -> list[Output]:
+    builder: NodeBuilder, *operands: Output, cond_jaxpr: TracedProgram, body_jaxpr: TracedProgram,
+    cond_nconsts: int, body_nconsts: int, **_: object,
+) -> list[Output]:  # fmt: skip
     of_cond, results = operands[:cond_nconsts], builder.results
     of_body = operands[cond_nconsts : cond_nconsts + body_nconsts]
     state = operands[cond_nconsts + body_nconsts :]
