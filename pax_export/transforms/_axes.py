@@ -203,8 +203,8 @@ class MapOptions:
         **others: object,
     ):
         self.transform, self.out_axes = transform, out_axes
-        self.in_axes = tuple(in_axes) if isinstance(in_axes, list) else in_axes
-        self.in_axes_kwargs = in_axes_kwargs
+        self.in_axes: Any = tuple(in_axes) if isinstance(in_axes, list) else in_axes
+        self.in_axes_kwargs: Any = in_axes_kwargs
         if state_axes is not None and not isinstance(state_axes, StateAxes):
             state_axes = StateAxes(state_axes)
         self.state_axes = state_axes

@@ -12,7 +12,7 @@ import numpy as np
 from pax_export._foundations.check import checked_integer
 from pax_export._foundations.errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._foundations.jax import is_tracer
-from pax_export._foundations.types import Array, DTypeLike
+from pax_export._foundations.types import Array, DTypeLike, Size
 from pax_export.nets.decoder._config import DecoderConfig
 
 _MOST = np.iinfo(np.int32).max
@@ -165,7 +165,7 @@ def check_ids(tokens: Array, lengths: Array | None, size: int | None, where: str
         )
 
 
-def cache_size(value: object, name: str) -> Any:
+def cache_size(value: Size, name: str) -> Any:
     """A number of rows, or of places, of a cache; one with a name while an export is traced."""
     if not isinstance(value, numbers.Integral) and jax.export.is_symbolic_dim(value):
         return value

@@ -284,7 +284,7 @@ class Decoder(Module):
         """
         config = self.config
         own = self.embed.weight.dtype
-        dtype = own if dtype is None else cache_dtype(dtype, "Decoder.init_cache")
+        stored = own if dtype is None else cache_dtype(dtype, "Decoder.init_cache")
         batch, max_length = cache_size(batch, "batch"), cache_size(max_length, "max_length")
         check_positions(config, max_length, "max_length")
         windows = [config.kind_of(i).window for i in range(config.num_layers)]
@@ -293,7 +293,7 @@ class Decoder(Module):
 
         def pair(layers: int, places: int) -> tuple:
             shape = (layers, batch, places, *tail)
-            return new_store(shape, dtype, listed), new_store(shape, dtype, listed)
+            return new_store(shape, stored, listed), new_store(shape, stored, listed)
 
         window_keys = window_values = None
         if rolled:

@@ -199,7 +199,7 @@ class UncachedCall:
         attention: GroupedQueryAttention,
         x: Array,
         kind: LayerKind,
-        index: int,
+        index: int | Array,
         stores: Stores,
     ) -> tuple:
         """The heads of layer `index` of its kind, and the updated stores."""
@@ -249,7 +249,7 @@ class CachedReading(UncachedCall):
         attention: GroupedQueryAttention,
         x: Array,
         kind: LayerKind,
-        index: int,
+        index: int | Array,
         stores: Stores,
     ) -> tuple:
         query, key, value = self.projected(attention, x, kind)
@@ -348,7 +348,7 @@ class PlacedReading(UncachedCall):
         attention: GroupedQueryAttention,
         x: Array,
         kind: LayerKind,
-        index: int,
+        index: int | Array,
         stores: Stores,
     ) -> tuple:
         heads, pair = self.attend_layer(attention, x, kind, [each[index] for each in stores])
@@ -376,7 +376,7 @@ class PlacedReading(UncachedCall):
 # --- masks ------------------------------------------------------------------------------------
 
 
-def seen_in_order(places: Array, positions: Array, window: int | None) -> jax.Array:
+def seen_in_order(places: Array, positions: Array, window: int | None) -> Array:
     """The causal mask ``[batch, 1, length, keys]`` of keys at `places`; negative: empty."""
     keys, queries = places[:, None, None, :], positions[:, None, :, None]
     seen = (keys <= queries) & (keys >= 0)

@@ -246,7 +246,7 @@ def file_tensors(
 
 
 def _find_places(
-    name: str, leaf: Array | QuantizedArray, piece: SourceArray
+    name: str, leaf: Array | ArrayLike, piece: SourceArray
 ) -> Iterator[tuple[str, SourceArray, Any]]:
     listed = re.match(r"layers\.(\d+)\.", name)
     if listed:
@@ -257,7 +257,7 @@ def _find_places(
         yield piece.name, piece, None
 
 
-def _describe_bits(leaf: Array | QuantizedArray) -> str:
+def _describe_bits(leaf: Array | ArrayLike) -> str:
     form = leaf.form if isinstance(leaf, QuantizedArray) else None
     return str(leaf.dtype) if form is None else f"{form.bits} bits, {form.scheme}"
 
