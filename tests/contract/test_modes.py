@@ -1,13 +1,18 @@
-"""Every layer in train and in eval mode: what changes, and where it may."""
+"""Every layer in train and in eval mode, and with other axes: what changes, and where it may."""
 
 import jax
+import jax.numpy as jnp
+import pytest
 
 import pax_export as pax
 from pax_export.core import modules_and_leaves
+from tests.closeness import assert_close
 from tests.contract.table import (
     ALWAYS,
     NEVER,
     ROWS,
+    assert_trees_close,
+    at_index,
     each,
     each_row,
     each_stateful_row,
@@ -61,3 +66,45 @@ def test_state_keeps_its_types(row):
 
 def kinds(tree):
     return [(x.shape, x.dtype, x.weak_type) for x in jax.tree_util.tree_leaves(tree)]
+
+
+# --- one example without a batch axis, and batches of several axes ------------------------
+
+
+# These name their axes by number, work on lists of images, or reshape by the batch.
+NEEDS_A_BATCH = (
+    "LayerNorm, ", "LSTM", "GRU", "VanillaRNN", "Rotary", "Decoder", "ResNet", "Sequential",
+    "EMA", "RngSeq", "max_pool", "avg_pool",
+)  # fmt: skip
+# Fewer axes mean a batch with fewer places to these.
+NEEDS_A_BATCH += ("BatchNorm1D, NCW", "GroupNorm")
+ANY_RANK = [row for row in ROWS if not row.name.startswith(NEEDS_A_BATCH)]
+CONVOLUTIONS = [row for row in ROWS if row.name.startswith(("Conv", "BatchNorm"))]
+
+
+@each(ANY_RANK)
+def test_one_example(row):
+    layer = row.build().eval()
+    inputs = row.inputs()
+    batch = row.call(layer, *inputs)
+    one = row.call(layer, *[x[0] for x in inputs])
+    assert_close(one, batch[0], atol=1e-6)
+    mapped = jax.vmap(lambda *one: row.call(layer, *one))(*inputs)
+    assert_close(mapped, batch, atol=1e-6)
+
+
+@each(CONVOLUTIONS)
+def test_a_batch_of_several_axes(row):
+    layer = row.build().eval()
+    (x,) = row.inputs()
+    found = layer(jnp.stack([x, x + 1]))
+    assert_close(found, jnp.stack([layer(x), layer(x + 1)]), atol=1e-5)
+
+
+@pytest.mark.parametrize("cell", [pax.LSTM, pax.GRU, pax.VanillaRNN])
+def test_one_step_of_one_example(cell):
+    cell = cell(3, 4)
+    x = jax.random.normal(jax.random.key(0), (2, 3))
+    state, y = cell(cell.initial_state(), x[0])
+    of_batch = cell(cell.initial_state(2), x)
+    assert_trees_close((state, y), at_index(of_batch, 0))

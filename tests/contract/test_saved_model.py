@@ -4,7 +4,7 @@ A save costs half a second, so several layers share one: each is a signature of
 its own.  Validation loads the SavedModel, calls every signature at two sizes of
 all its dimensions, and asks for gradients of the parameters and inputs; it
 compares all of it with jax.  Variants of a layer are of the same operations:
-`test_export` and the oracles of `tests/nn` have them.
+`test_symbolic_sizes` and the oracles of `tests/nn` have them.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import pytest
 
 import pax_export as pax
 from pax_export.export import spec, to_saved_model
 from pax_export.export.artifact import dimensions as _dimensions
-from tests.contract.table import ALWAYS, ROWS, Row
+from tests.contract.table import ALWAYS, ROWS, Row, assert_trees_close, each_compiled_row
 
 SIZES = (2, 3)
 GROUPS = 4
@@ -91,3 +92,15 @@ def test_a_stream_of_keys_goes_on(tmp_path):
         state="update",
     )
     assert report.signatures["draw"].assigns
+
+
+# --- in train mode, lowered by jax.export with symbolic sizes -----------------------------
+
+
+@each_compiled_row
+def test_symbolic_sizes(row):
+    module = row.build().train()
+    run = jax.jit(lambda *inputs: row.run(module, *inputs)[1])
+    exported = jax.export.export(run)(*row.symbolic_inputs())
+    inputs = row.inputs(b=5, t=2, h=4, w=7)
+    assert_trees_close(exported.call(*inputs), run(*inputs))

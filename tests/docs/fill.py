@@ -12,8 +12,7 @@ import tempfile
 from pathlib import Path
 
 import pax_export as pax
-from tests.docs.outputs import difference
-from tests.docs.pages import printing
+from tests.docs.pages import difference, printing
 
 
 def fill(page: Path) -> None:

@@ -1,4 +1,4 @@
-"""Frames of the package that a notebook leaves out of a traceback, counted without one."""
+"""Frames that a notebook leaves out of a traceback, counted without one; names that are near."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 import pax_export as pax
+from pax_export._foundations.errors import near_names
 
 PACKAGE = str(Path(pax.__file__).parent)
 X = jnp.ones((2, 4))
@@ -111,3 +112,32 @@ def test_errors_of_ours_hide_what_leads_to_them(filtering):
     filtering("tracebackhide")
     found = frames(lambda net: net.linear(jnp.ones((2, 3))), pax.errors.PaxError)
     assert len(found) > 2 and hidden(found) == found
+
+
+# --- which name a mistyped one may stand for: one rule, whoever asks ----------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "names", "near"),
+    [
+        ("wieght", ["bias", "weight", "weights"], ["weight", "weights"]),
+        ("modell", ["data", "model"], ["model"]),
+        ("layer.0", ["encoder.layers.0", "encoder.norm"], ["encoder.layers.0"]),
+        ("x", ["data", "model"], []),
+        ("a", [], []),
+        ("", ["a"], []),
+        ("same", ["other", "same"], ["same"]),
+    ],
+)
+def test_near_names(name, names, near):
+    assert near_names(name, names, 2) == near
+    assert near_names(name, names) == near[:1]
+
+
+def test_of_equally_near_names_the_first_one_comes_first():
+    assert near_names("conv3", ["conv1", "conv2"], 3) == ["conv1", "conv2"]
+
+
+def test_it_is_the_only_place():
+    using = {path.name for path in Path(PACKAGE).rglob("*.py") if "difflib" in path.read_text()}
+    assert using == {"errors.py"}
