@@ -217,24 +217,18 @@ def _pattern_of_path(path: str, paths: Mapping[str, Any]) -> str:
 
 def check_config(config: object, where: str) -> None:
     """Raises a WeightsFileError for unsupported adapter types and options."""
-    if not isinstance(config, dict) or config.get("peft_type") != "LORA":
-        kind = config.get("peft_type") if isinstance(config, dict) else type(config).__name__
-        raise WeightsFileError(
-            "The adapter is not a LoRA adapter.",
-            where=where,
-            got=f"peft_type {kind!r}",
-            write='an adapter whose adapter_config.json says "peft_type": "LORA"',
-        )
-    other = [name for name in _OTHER_METHODS if config.get(name)]
-    start = config.get("init_lora_weights")
+    fields = config if isinstance(config, dict) else {}
+    other = [name for name in _OTHER_METHODS if fields.get(name)]
+    start = fields.get("init_lora_weights")
     if isinstance(start, str) and start.lower().startswith(_OTHER_BASE):
         other.append("init_lora_weights")
+    if fields.get("peft_type") != "LORA":
+        other = ["peft_type"]
     if other:
-        shown = ", ".join(f"{name}={config[name]!r}" for name in other)
         raise WeightsFileError(
-            "The adapter uses an unsupported method, or needs other weights of the base model.",
+            "The adapter is not LoRA or DoRA alone, or needs other weights of the base model.",
             where=where,
-            got=shown[:200],
+            got=", ".join(f"{name}={fields.get(name)!r}" for name in other)[:200],
             write="an adapter that PEFT saved as plain LoRA or DoRA; for pissa and the like with "
             "save_pretrained(..., path_initial_model_for_weight_conversion=...)",
         )

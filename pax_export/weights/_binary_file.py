@@ -158,18 +158,13 @@ def _open_regular(path: Path) -> int:
     where = str(path).replace("\0", "\\0")
     try:
         number = system.open_to_read(path)
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise MissingWeightsFileError(
-            "The file of weights does not exist.",
-            where=where,
-            write="the path of a file of weights, or of a folder that holds them",
-        ) from error
     except (OSError, ValueError) as error:
-        raise WeightsFileError(
-            "The file of weights cannot be read.",
+        gone = isinstance(error, (FileNotFoundError, NotADirectoryError))
+        raise (MissingWeightsFileError if gone else WeightsFileError)(
+            "The file of weights does not exist, or cannot be read.",
             where=where,
             got=getattr(error, "strerror", None) or "a path with a null character",
-            write="the path of a file that you may read",
+            write="the path of a file of weights that you may read, or of a folder that holds them",
         ) from error
     mode = os.fstat(number).st_mode
     if not stat.S_ISREG(mode):

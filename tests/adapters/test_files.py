@@ -294,7 +294,7 @@ def test_folders_without_adapters_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("config", "got"),
     [
-        ({"peft_type": "IA3"}, "got: peft_type 'IA3'"),
+        ({"peft_type": "IA3"}, "got: peft_type='IA3'"),
         ({"init_lora_weights": "pissa_niter_4"}, "got: init_lora_weights='pissa_niter_4'"),
         ({"use_qalora": True, "layer_replication": [[0, 1]]}, "got: layer_replication="),
         ({"lora_alpha": "much"}, "got: ValueError"),

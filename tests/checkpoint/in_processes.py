@@ -1,6 +1,6 @@
 """One of several processes that save and restore together.
 
-python -m tests.checkpoint.in_processes DIRECTORY PORT NUMBER COUNT
+python -m tests.checkpoint.in_processes PORT NUMBER COUNT DIRECTORY ...
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.checkpoint.on_meshes import RULES, make_state
 DEVICES = 2
 
 
-def main(folder, port, number, count):
+def main(port, number, count, *folders):
     jax.config.update("jax_num_cpu_devices", DEVICES)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(f"localhost:{port}", count, number, initialization_timeout=120)
@@ -30,19 +30,19 @@ def main(folder, port, number, count):
     optimizer = pax.sharding.shard(state["optimizer"], mesh, follow)
     trees = {"model": model, "optimizer": optimizer, "rng": state["rng"], "steps": state["steps"]}
     assert not model.weight.is_fully_addressable
-    with Checkpoints(folder, keep=1, best="loss") as checkpoints:
-        for step in range(3):
-            checkpoints.save(step, metrics={"loss": step}, **trees)
-    assert checkpoints.steps == (0, 2)
     zeros = jax.tree_util.tree_map(jnp.zeros_like, model)
-    restored = checkpoints.restore(model=zeros, optimizer=optimizer, rng=state["rng"])
-    assert restored["model"].weight.sharding == model.weight.sharding
-    for mine, saved in zip(
-        restored["model"].weight.addressable_shards, model.weight.addressable_shards
-    ):
-        np.testing.assert_array_equal(mine.data, saved.data)
+    for folder in folders:
+        with Checkpoints(folder, keep=1, best="loss") as checkpoints:
+            for step in range(3):
+                checkpoints.save(step, metrics={"loss": step}, **trees)
+        assert checkpoints.steps == (0, 2)
+        restored = checkpoints.restore(model=zeros, optimizer=optimizer, rng=state["rng"])
+        weight = restored["model"].weight
+        assert weight.sharding == model.weight.sharding
+        for mine, saved in zip(weight.addressable_shards, model.weight.addressable_shards):
+            np.testing.assert_array_equal(mine.data, saved.data)
     print("process", number, "done", flush=True)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))
+    main(*map(int, sys.argv[1:4]), *map(Path, sys.argv[4:]))

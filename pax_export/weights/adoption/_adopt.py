@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
 import numpy as np
 
 from pax_export._foundations.errors import InvalidArgumentError, InvalidArgumentTypeError
-from pax_export._foundations.types import AnyMesh, Array, ArrayLike, DTypeLike, PyTree
-from pax_export.core import Module, next_rng_key, pure
+from pax_export._foundations.types import AnyMesh, ArrayLike, DTypeLike, PyTree
+from pax_export.core import Module, pure
 from pax_export.sharding import RulesLike, shardings_of_leaves
 from pax_export.weights._save_load import leaves_by_name, require_shape
 from pax_export.weights.adoption import _refusals
+from pax_export.weights.adoption._fill import Filler
 from pax_export.weights.adoption._options import Options, options_of
 from pax_export.weights.adoption._parametrized import file_names
-from pax_export.weights.adoption._place import LeafReader, constant_leaf, keep_leaf, require_kinds
 from pax_export.weights.adoption._plan import Choice, Study, best_study, find_choices
 from pax_export.weights.adoption._report import AdoptionReport, Row
 from pax_export.weights.sources import Source, open_source
@@ -63,9 +62,8 @@ class _Reference:
             )
         return max(map(_relative_difference, outputs, expected), default=np.inf)
 
-    def choose(self, filler: _Filler) -> tuple[Any, Choice]:
+    def choose(self, study: Study, filler: Filler) -> tuple[Any, Choice]:
         """The one way that agrees, or an error if none does, or two that differ."""
-        study, source = filler.study, filler.source
         found: dict[tuple, tuple[Any, Choice]] = {}
         seen: set[tuple] = set()
         nearest = np.inf
@@ -76,15 +74,15 @@ class _Reference:
                 break
             seen.add(choice.key())
             self.tried += 1
-            net = filler.fill(choice)
+            net = filler.fill(choice.recipe)
             distance = self._measure_distance(net)
             nearest = min(nearest, distance)
             if distance <= self._tolerance:
                 found[choice.key()] = net, choice
                 if len(found) > 1:
-                    raise _refusals.ambiguity_error(study, source, len(found))
+                    raise _refusals.ambiguity_error(study, len(found))
         if not found:
-            raise _refusals.no_agreement_error(source, self.tried, nearest, MOST)
+            raise _refusals.no_agreement_error(study.source, self.tried, nearest, MOST)
         return next(iter(found.values()))
 
 
@@ -121,7 +119,7 @@ def adopt(
     tolerance: float = TOLERANCE,
     origin: str | None = None,
     fused: str | None = None,
-    axes: Mapping[str, Any] | None = None,
+    axes: Mapping[str, Sequence[int]] | None = None,
     flatten: str | Mapping[str, int] | None = None,
     zeros: str | Iterable[str] | None = None,
     rules: RulesLike = None,
@@ -183,74 +181,37 @@ def adopt(
         >>> report.rows[0].how
         'transposed'
     """
-    options = options_of(rename, ignore, keep, axes, origin, fused, "adopt", flatten, zeros)
+    options = options_of("adopt", rename=rename, ignore=ignore, keep=keep, axes=axes, origin=origin,
+                         fused=fused, flatten=flatten, zeros=zeros)  # fmt: skip
     leaves = leaves_by_name(net)
     for name, leaf in leaves.items():
         require_shape(name, leaf, "adopt needs a module of arrays")
     on_mesh = mesh is not None or rules is not None
-    lying = shardings_of_leaves(net, mesh, rules) if on_mesh else []
+    shardings = dict(zip(leaves, shardings_of_leaves(net, mesh, rules))) if on_mesh else {}
     with open_source(source, revision=revision) as file:
-        study, opened = _possible_study(net, source, file, options)
-        filler = _Filler(net, leaves, opened, study, dict(zip(leaves, lying)), dtype)
+        study = _possible_study(net, source, file, options)
+        filler = Filler(net, leaves, study.source, study.wanted, shardings, dtype)
         if reference is None:
-            choice = choose_only_way(study, opened)
-            return filler.fill(choice), report_of(study, opened, choice, leaves)
+            choice = _choose_only_way(study)
+            return filler.fill(choice.recipe), _report_of(study, choice, leaves)
         compared = _Reference(reference, tolerance)
-        new, choice = compared.choose(filler)
-        return new, report_of(study, opened, choice, leaves, compared.tried)
+        new, choice = compared.choose(study, filler)
+        return new, _report_of(study, choice, leaves, compared.tried)
 
 
-def choose_only_way(study: Study, source: Source) -> Choice:
+def _choose_only_way(study: Study) -> Choice:
     """Returns the one possible way; otherwise raises the error that lists what is ambiguous."""
     decided = all(hypothesis.decided for hypothesis in study.possible)
     choices = reversed(list(find_choices(study.possible))) if decided else ()
     found = {choice.key(): choice for choice in choices}
     if len(found) != 1:
-        raise _refusals.ambiguity_error(study, source)
+        raise _refusals.ambiguity_error(study)
     (choice,) = found.values()
     return choice
 
 
-@dataclass(eq=False)
-class _Filler:
-    """Builds modules from choices; leaves that two choices fill alike are read once."""
-
-    net: PyTree
-    leaves: dict[str, Any]
-    source: Source
-    study: Study
-    lying: dict[str, Any]  # path -> sharding
-    dtype: Any
-    read: dict[tuple, Any] = field(default_factory=dict)
-
-    def fill(self, choice: Choice) -> Any:
-        """The module with the leaves of a choice, in the order of the module."""
-        dtypes = {path: self._dtype_of(self.leaves[path]) for path in choice.recipe}
-        require_kinds({path: (dtypes[path], choice.recipe[path]) for path in dtypes}, self.source)
-        values = [self._leaf(path, own, choice) for path, own in self.leaves.items()]
-        return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(self.net), values)
-
-    def _leaf(self, path: str, own: Array | jax.ShapeDtypeStruct, choice: Choice) -> Any:
-        sharding, wanted = self.lying.get(path), self.study.wanted
-        if path in wanted.counters or path in wanted.zeros:
-            return constant_leaf(own, sharding, int(path in wanted.counters))
-        pieces = choice.recipe.get(path)
-        key = (path, pieces and tuple(piece.key() for piece in pieces))
-        if key not in self.read:
-            if pieces is None:
-                self.read[key] = keep_leaf(own, path, sharding, next_rng_key)
-            else:
-                reader = LeafReader(path, own.shape, self._dtype_of(own), pieces, self.source)
-                self.read[key] = reader.put(own, sharding)
-        return self.read[key]
-
-    def _dtype_of(self, own: Array | jax.ShapeDtypeStruct) -> Any:
-        floating = jax.numpy.issubdtype(own.dtype, np.floating)
-        return np.dtype(self.dtype) if self.dtype is not None and floating else own.dtype
-
-
-def report_of(
-    study: Study, source: Source, choice: Choice, leaves: Mapping[str, Any], tried: int = 0
+def _report_of(
+    study: Study, choice: Choice, leaves: Mapping[str, Any], tried: int = 0
 ) -> AdoptionReport:
     """Returns the report, with rows in the order of the module."""
     why = {
@@ -262,7 +223,7 @@ def report_of(
         Row(
             path,
             tuple(dict.fromkeys(name for piece in choice.recipe[path]
-                                for name in file_names(source, piece.source))),
+                                for name in file_names(study.source, piece.source))),
             ", ".join(dict.fromkeys(piece.says for piece in choice.recipe[path] if piece.says)),
             why[path],
             tuple(own.shape),
@@ -276,24 +237,31 @@ def report_of(
         path for path in leaves if path not in choice.recipe and path not in constants
     )
     return AdoptionReport(
-        source.where, source.kind, choice.origin, rows, tuple(study.wanted.counters), unchanged,
-        (*study.ignored, *study.counters), tuple(study.constants), study.tied, tried,
-        tuple(study.wanted.zeros), choice,
-    )  # fmt: skip
+        study.source.where,
+        study.source.kind,
+        choice.origin,
+        rows,
+        counters=tuple(study.wanted.counters),
+        kept=unchanged,
+        ignored=(*study.ignored, *study.counters),
+        constants=tuple(study.constants),
+        tied=study.tied,
+        tried=tried,
+        zeros=tuple(study.wanted.zeros),
+        _choice=choice,
+    )
 
 
-def _possible_study(
-    net: PyTree, origin: object, file: Source, options: Options
-) -> tuple[Study, Source]:
-    study, version = best_study(net, origin, file, options)
+def _possible_study(net: PyTree, origin: object, file: Source, options: Options) -> Study:
+    study = best_study(net, origin, file, options)
     if not study.possible:
-        raise _refusals.impossible_error(study, version)
-    return study, version
+        raise _refusals.impossible_error(study)
+    return study
 
 
 def plan_of(
     net: PyTree, like: object, source: Source, options: Options
 ) -> tuple[AdoptionReport, Source]:
     """The one way from a source to a module, to be gone back, and the version of the source."""
-    study, version = _possible_study(net, like, source, options)
-    return report_of(study, version, choose_only_way(study, version), leaves_by_name(net)), version
+    study = _possible_study(net, like, source, options)
+    return _report_of(study, _choose_only_way(study), leaves_by_name(net)), study.source

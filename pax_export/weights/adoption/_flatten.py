@@ -11,11 +11,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pax_export._foundations.errors import InvalidArgumentError
-from pax_export.weights.adoption._array_transforms import Piece, Shape, Step
 from pax_export.weights.adoption._groups import Group
 from pax_export.weights.adoption._layers import Layer, is_norm
-from pax_export.weights.adoption._layouts import Recipe
 from pax_export.weights.adoption._name_parsing import WEIGHT
+from pax_export.weights.adoption._pieces import Piece, Recipe, Shape, Step
 
 AS_IT_IS, FIRST = "as it is", "channels_first"
 #: The user's option for all layers, or the number of flattened channels by path.
@@ -93,9 +92,8 @@ def flattened_channels(recipe: Recipe) -> int | None:
 
 def _find_sizes(layer: Layer, group: Group, index: int) -> Iterator[_Sizes]:
     kind, there = layer.kind, group.index
-    if kind in _CELLS:
-        inputs, hidden, _ = layer.options
-        yield _Sizes(layer, kind, inputs, hidden, index, there)
+    if layer.cell is not None:
+        yield _Sizes(layer, kind, layer.cell.inputs, layer.cell.hidden, index, there)
         return
     leaf = layer.leaves.get(WEIGHT)
     if leaf is None or not leaf.shape:
@@ -103,7 +101,7 @@ def _find_sizes(layer: Layer, group: Group, index: int) -> Iterator[_Sizes]:
     # A leaf of another class may belong to a layer, and is treated as one here.
     count = len(layer.stack.sizes) if layer.stack and kind != "free" else 0
     shape = list(leaf.shape[count:])
-    if kind == "free" and WEIGHT in group.parts and layer.options != ("alone",) and len(shape) > 1:
+    if kind == "free" and WEIGHT in group.parts and not layer.alone and len(shape) > 1:
         shape = list(group.parts[WEIGHT].shape)
         kind, shape = "linear" if len(shape) == 2 else "conv", shape[2:] + shape[1::-1]
     if kind == "batch_norm" and len(shape) > 3:  # of images: its size is one of channels
@@ -111,8 +109,7 @@ def _find_sizes(layer: Layer, group: Group, index: int) -> Iterator[_Sizes]:
     elif is_norm(layer) or kind == "batch_norm":
         yield _Sizes(layer, "norm", shape[-1], shape[-1], index, there)
     elif kind == "conv":
-        groups = layer.options[0] if layer.options else 1
-        yield _Sizes(layer, kind, shape[-2] * groups, shape[-1], index, there)
+        yield _Sizes(layer, kind, shape[-2] * layer.groups, shape[-1], index, there)
     elif kind == "conv_transpose":
         yield _Sizes(layer, "conv", shape[-1], shape[-2], index, there)
     elif len(shape) > 1:

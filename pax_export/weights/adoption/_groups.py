@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from pax_export.weights.adoption._array_transforms import Piece
 from pax_export.weights.adoption._layers import Layer
 from pax_export.weights.adoption._name_parsing import (
     COUNT,
@@ -19,6 +18,7 @@ from pax_export.weights.adoption._name_parsing import (
     parse_array_name,
 )
 from pax_export.weights.adoption._parametrized import NOTES, no_weights
+from pax_export.weights.adoption._pieces import Piece
 from pax_export.weights.sources import Source
 
 
@@ -165,105 +165,6 @@ def _count_shared_words(several: list[tuple[str, ...]]) -> int:
         count += 1
     shortest = min((len([w for w in raw if not w.isdigit()]) for raw in several), default=1)
     return min(count, max(shortest - 1, 0))
-
-
-#: Sizes of queries, keys and values along an axis.
-Three = tuple[int, int, int]
-#: Words for queries, keys and values in one; the second is InternLM2's and MPT's.
-_IN_ONE = frozenset(("qkv", "wqkv"))
-#: Endings of such names in words, whether they imply the order in blocks, and what is left.
-_FUSED: dict[tuple[str, ...], tuple[bool, tuple[str, ...]]] = {
-    ("c", "attn"): (True, ("attn",)), ("in", "proj"): (True, ()),
-    ("query", "key", "value"): (False, ()),
-}  # fmt: skip
-
-
-def parts_of_fused(
-    group: Group, origin: str, order: str, heads: int | None, sizes: Mapping[int, Three]
-) -> list[Group]:
-    """Splits a group of fused queries, keys and values into three; [] without such an array.
-
-    `sizes` maps the size of an axis to the sizes of its three parts, where they are not thirds.
-    """
-    found = []
-    for number, word in enumerate(("query", "key", "value")):
-        parts: dict[str, Piece] = {}
-        for role, piece in group.parts.items():
-            axis = _fused_axis(piece, origin, group)
-            if axis is None:
-                return []
-            total, third = piece.shape[axis], piece.shape[axis] // 3
-            three = sizes.get(total) or (third, third, third)
-            part = one_of_three(three, number, order, heads)
-            if sum(three) != total or part is None:
-                return []
-            room, at, index = part
-            whole = (*piece.shape[:axis], *room, *piece.shape[axis + 1 :])
-            take = [slice(None)] * len(whole)
-            take[axis + at] = index
-            shape = (*piece.shape[:axis], three[number], *piece.shape[axis + 1 :])
-            parts[role] = replace(
-                piece, split=whole, take=tuple(take), steps=(("reshape", shape),),
-                says=f"its {word} part",
-            )  # fmt: skip
-        name = name_of_words([*without_fused(group.raw), word])
-        found.append(
-            replace(group, path=f"{group.path} ({word})", parts=parts, name=name, sure=True)
-        )
-    return found
-
-
-def one_of_three(
-    sizes: Three, number: int, order: str, heads: int | None
-) -> tuple[tuple[int, ...], int, slice] | None:
-    """The view, axis and slice of the queries (0), keys (1) or values (2) in a fused axis.
-
-    By head, the queries that share a key and a value precede them, as in Falcon and Megatron.
-    """
-    blocks = (sum(sizes),), 0, slice(sum(sizes[:number]), sum(sizes[: number + 1]))
-    if order == "blocks":
-        return blocks
-    if not heads or sizes[0] % heads or sizes[1] != sizes[2]:
-        return None
-    size = sizes[0] // heads
-    keys = sizes[1] // size if size else 0
-    if not keys or sizes[1] % size or heads % keys:
-        return None
-    if keys == 1:
-        return blocks  # which is the same
-    shared = heads // keys
-    return (keys, shared + 2, size), 1, (slice(shared), slice(shared, -1), slice(-1, None))[number]
-
-
-def _fused_ending(words: Sequence[str]) -> tuple[str, ...] | None:
-    return next((each for each in _FUSED if tuple(words[-len(each) :]) == each), None)
-
-
-def without_fused(words: Sequence[str]) -> list[str]:
-    """Returns the words without those that mark a fused array."""
-    if ending := _fused_ending(words):
-        return [*words[: -len(ending)], *_FUSED[ending][1]]
-    return [word for word in words if word not in _IN_ONE]
-
-
-def is_fused(words: Sequence[str]) -> bool:
-    """Whether these words call something queries, keys and values in one."""
-    return _fused_ending(words) is not None or not _IN_ONE.isdisjoint(words)
-
-
-def says_order(words: Sequence[str]) -> bool:
-    """Returns whether such a name implies the order in blocks."""
-    ending = _fused_ending(words)
-    return ending is not None and _FUSED[ending][0]
-
-
-def _fused_axis(piece: Piece, origin: str, group: Group) -> int | None:
-    if piece.split is not None or not 1 <= len(piece.shape) <= 2:
-        return None
-    if len(piece.shape) == 1:
-        return 0
-    of_conv1d = origin == "torch, Conv1D" and not is_conv1d_of_transformers(group)
-    return 0 if of_conv1d or origin in ("torch", "mlx", "tflite") else 1
 
 
 def possible_origins(source: Source, origin: str | None, module: bool) -> list[str]:

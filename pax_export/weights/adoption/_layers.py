@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from pax_export._foundations.jax import is_key
 from pax_export.core import DeclaredArray, Module, declared_at, is_at, named_modules
 from pax_export.transforms import Scan, Vmap
 from pax_export.weights._save_load import leaves_by_name
-from pax_export.weights.adoption._array_transforms import LeafPart, Shape
 from pax_export.weights.adoption._name_parsing import (
     BIAS,
     MEAN,
@@ -21,6 +22,7 @@ from pax_export.weights.adoption._name_parsing import (
     name_of,
     role_of,
 )
+from pax_export.weights.adoption._pieces import LeafPart, Shape
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,14 @@ class Leaf:
         return self.part or self.path
 
 
+class Cell(NamedTuple):
+    """The sizes of a recurrent cell, and what it adds to its forget gate."""
+
+    inputs: int
+    hidden: int
+    forget_bias: float
+
+
 @dataclass(frozen=True, eq=False)
 class Layer:
     """A layer with its leaves, or a leaf that is filled by itself."""
@@ -49,7 +59,10 @@ class Layer:
     leaves: dict[str, Leaf]  # role -> leaf
     name: Name
     also: frozenset[str] = frozenset()  # words of the names given to modules
-    options: tuple = ()  # other options of its recipes
+    axes: str = "*IO"  # of its kernel: I inputs, O outputs, * the spatial ones
+    groups: int = 1  # of a convolution
+    cell: Cell | None = None
+    alone: bool = False  # an array whose name gives no role
     heads: int | None = None  # heads of the enclosing attention, if known
     stack: Stack | None = None  # the layers that its leaves stack; `kind` is that of one layer
 
@@ -63,7 +76,7 @@ class Layer:
         """Equal for layers that the same arrays would fit."""
         shapes = tuple((role, leaf.shape) for role, leaf in sorted(self.leaves.items()))
         sizes = () if self.stack is None else self.stack.sizes
-        return (self.kind, shapes, self.options, self.heads, sizes)
+        return (self.kind, shapes, self.axes, self.groups, self.cell, self.alone, self.heads, sizes)
 
 
 def is_norm(layer: Layer) -> bool:
@@ -79,6 +92,20 @@ class Wanted:
     layers: list[Layer] = field(default_factory=list)
     counters: dict[str, Leaf] = field(default_factory=dict)  # set to 1
     zeros: dict[str, Leaf] = field(default_factory=dict)  # set to zeros for the user
+
+    def without(self, kept: set[str], zeros: set[str]) -> Wanted:
+        """The leaves at other paths than the kept ones, those at some paths to be zeros."""
+        layers = []
+        for layer in self.layers:
+            rest = {r: leaf for r, leaf in layer.leaves.items() if leaf.path not in kept | zeros}
+            if rest:
+                layers.append(layer if rest == layer.leaves else replace(layer, leaves=rest))
+        every = [leaf for layer in self.layers for leaf in layer.leaves.values()]
+        return Wanted(
+            layers,
+            {path: leaf for path, leaf in self.counters.items() if path not in kept},
+            {leaf.path: leaf for leaf in every if leaf.path in zeros},
+        )
 
 
 #: Modules with their paths, the outermost first.
@@ -189,9 +216,13 @@ def _layer_of(
     if roles:
         alone = next(iter(below)) if kind == "kernel" and set(roles) == {WEIGHT} else ""
         own = f"{path}.{alone}".strip(".") if len(declared) > 1 and alone else path
-        options = _layer_options(kind, module, [declared[n] for n in below if n in declared])
-        yield Layer(own, kind, roles, name_of(own), _words_of_name(around), options,
-                    _count_heads(around), stack)  # fmt: skip
+        yield Layer(
+            own, kind, roles, name_of(own), _words_of_name(around),
+            _kernel_axes(kind, [declared[name] for name in below if name in declared]),
+            getattr(module, "feature_group_count", 1) if kind == "conv" else 1,
+            _cell_of(module) if kind in _CELLS else None,
+            heads=_count_heads(around), stack=stack,
+        )  # fmt: skip
 
 
 def as_pax_keeps_them(layers: Iterable[Layer]) -> list[Layer]:
@@ -210,7 +241,7 @@ def as_pax_keeps_them(layers: Iterable[Layer]) -> list[Layer]:
             path = f"{layer.path}.{below}_fc".lstrip(".")
             if leaves:
                 found.append(replace(layer, path=path, kind="linear", leaves=leaves,
-                                     name=name_of(path), options=()))  # fmt: skip
+                                     name=name_of(path), cell=None))  # fmt: skip
     return found
 
 
@@ -220,15 +251,18 @@ def _words_of_name(around: Around) -> frozenset[str]:
     return name_of(name).meaning if isinstance(name, str) else frozenset()
 
 
-def _layer_options(kind: str, module: Module, arrays: list[DeclaredArray]) -> tuple:
-    if kind in _CELLS:
-        return (module.input_dim, module.hidden_dim, getattr(module, "forget_gate_bias", 0.0))
-    if kind == "conv":
-        return (getattr(module, "feature_group_count", 1),)
-    if kind == "kernel":
-        kernel = next((each for each in arrays if each.declared.role == "kernel"), None)
-        return () if kernel is None else (kernel.axes, kernel.declared.outputs)
-    return ()
+def _kernel_axes(kind: str, arrays: list[DeclaredArray]) -> str:
+    kernels = [each for each in arrays if each.declared.role == "kernel"]
+    if kind != "kernel" or not kernels:
+        return "*OI" if kind == "conv_transpose" else "*IO"
+    outputs = kernels[0].declared.outputs
+    return "".join(
+        ["O" if axis in outputs else "*" if axis in SPATIAL else "I" for axis in kernels[0].axes]
+    )
+
+
+def _cell_of(module: Any) -> Cell:
+    return Cell(module.input_dim, module.hidden_dim, getattr(module, "forget_gate_bias", 0.0))
 
 
 def _count_heads(around: Around) -> int | None:
@@ -277,7 +311,7 @@ def _free_leaves(
         parent, _, attribute = path.rpartition(".")
         role = role_of(attribute)
         if role is None or role in together.get(parent, {}):
-            add(path, {WEIGHT: leaf}, _modules_around(parent, modules), options=("alone",))
+            add(path, {WEIGHT: leaf}, _modules_around(parent, modules), alone=True)
         else:
             together.setdefault(parent, {})[role] = leaf
     for parent, roles in together.items():
@@ -366,7 +400,7 @@ def insert_numbers(path: str, roots: Sequence[str], numbers: Sequence[int]) -> s
     return ".".join(steps)
 
 
-def insert_numbers_in_name(name: Name, roots: Sequence[str], numbers: Sequence[int]) -> Name:
+def _insert_numbers_in_name(name: Name, roots: Sequence[str], numbers: Sequence[int]) -> Name:
     """The name of a path with these numbers in it."""
     words, found = list(name.words), list(name.numbers)
     before = [name_of(root) for root in roots]
@@ -374,3 +408,29 @@ def insert_numbers_in_name(name: Name, roots: Sequence[str], numbers: Sequence[i
         words.insert(len(before[axis].words), "#")
         found.insert(len(before[axis].numbers), numbers[axis])
     return Name(tuple(words), tuple(found))
+
+
+def unfold_stack(layer: Layer, way: int = 0) -> list[Layer]:
+    """The stacked layers; `way` indexes `Stack.roots`."""
+    stack = layer.stack
+    assert stack is not None
+    roots = stack.roots[min(way, len(stack.roots) - 1)]
+    says = f"{' x '.join(map(str, stack.sizes))} stacked by their numbers"
+    found = []
+    for numbers in np.ndindex(*stack.sizes):
+        index = tuple([slice(number, number + 1) for number in numbers])
+        leaves = {
+            role: replace(
+                leaf,
+                shape=leaf.shape[len(index) :],
+                slot=LeafPart(
+                    leaf.shape, index + (slice(None),) * (len(leaf.shape) - len(index)), (), says
+                ),
+                part=insert_numbers(leaf.path, roots, numbers),
+            )
+            for role, leaf in layer.leaves.items()
+        }
+        path = insert_numbers(layer.path, roots, numbers)
+        name = _insert_numbers_in_name(layer.name, roots, numbers)
+        found.append(replace(layer, path=path, name=name, leaves=leaves, stack=None))
+    return found

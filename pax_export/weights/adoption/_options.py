@@ -5,13 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pax_export._foundations.check import as_strings, checked_choice
-from pax_export._foundations.errors import (
-    InvalidArgumentError,
-    near_names,
-)
+from pax_export._foundations.errors import InvalidArgumentError, near_names
 from pax_export.core import is_at, path_pattern
 from pax_export.weights.adoption._flatten import AS_IT_IS, FIRST
 from pax_export.weights.adoption._groups import ORIGINS
@@ -97,14 +94,15 @@ class Options:
 
 
 def options_of(
+    where: str,
+    *,
     rename: Mapping[str, str] | None,
     ignore: str | Iterable[str] | None,
     keep: str | Iterable[str] | None,
-    axes: Mapping[str, Any] | None,
+    axes: Mapping[str, Sequence[int]] | None,
     origin: str | None,
     fused: str | None,
-    where: str,
-    flatten: str | Mapping[str, int] | None = None,
+    flatten: str | Mapping[str, int] | None,
     zeros: str | Iterable[str] | None = None,
 ) -> Options:
     """The options, checked."""
@@ -120,8 +118,16 @@ def options_of(
                 got=repr(order)[:200],
                 write="a permutation of all axes, such as (1, 0)",
             )
-    if flatten is not None and flatten not in (AS_IT_IS, FIRST):
-        _require_channels(flatten, where)
+    counts = flatten.values() if isinstance(flatten, Mapping) else [None]
+    if flatten not in (None, AS_IT_IS, FIRST) and not all(
+        isinstance(count, int) and count > 0 for count in counts
+    ):
+        raise InvalidArgumentError(
+            "flatten=: expected a number of channels for a layer, or the order of its inputs.",
+            where=f"{where}(flatten=)",
+            got=repr(flatten)[:200],
+            write=f'{{"path.of.the.layer": 64}}, "{FIRST}" or "{AS_IT_IS}"',
+        )
     return Options(
         where,
         {str(key): str(value) for key, value in (rename or {}).items()},
@@ -133,17 +139,6 @@ def options_of(
         flatten,
         as_strings("zeros", zeros or (), 'zeros=["head.*"]'),
     )
-
-
-def _require_channels(flatten: str | Mapping[str, int] | None, where: str) -> None:
-    counts = flatten.values() if isinstance(flatten, Mapping) else [None]
-    if not all(isinstance(count, int) and count > 0 for count in counts):
-        raise InvalidArgumentError(
-            "flatten=: expected a number of channels for a layer, or the order of its inputs.",
-            where=f"{where}(flatten=)",
-            got=repr(flatten)[:200],
-            write=f'{{"path.of.the.layer": 64}}, "{FIRST}" or "{AS_IT_IS}"',
-        )
 
 
 _SEPARATORS = re.compile(r"[./:]+")

@@ -65,6 +65,16 @@ class Parametrized(ABC):
     def apart(self, weight: np.ndarray, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Splits a weight into arrays like the ones that are there."""
 
+    def _refusal(self, what: str, got: str | None = None, where: str = "") -> AdoptionError:
+        return AdoptionError(
+            what,
+            where=f"{self.main} in {where}" if where else self.main,
+            got=got,
+            write="a file from which torch removed it, by "
+            "torch.nn.utils.parametrize.remove_parametrizations, remove_spectral_norm, "
+            "remove_weight_norm or prune.remove",
+        )
+
 
 class WeightNorm(Parametrized):
     """torch's weight norm: lengths ``g`` and directions ``v``; lengths are computed over `axes`."""
@@ -102,12 +112,8 @@ class WeightNorm(Parametrized):
             with np.errstate(divide="ignore", invalid="ignore"):  # refused below
                 weight[rows] = wide * (lengths[rows].astype(np.float64) / size)
         if nowhere:
-            raise AdoptionError(
-                "A direction of a weight norm is zero.",
-                where=f"{self.main} in {where}",
-                got=f"{nowhere} directions of zeros",
-                write="a file written after torch.nn.utils.remove_weight_norm",
-            )
+            got = f"{nowhere} directions of zeros"
+            raise self._refusal("A direction of a weight norm is zero.", got, where)
         return weight
 
     def apart(self, weight: np.ndarray, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -154,28 +160,15 @@ class SpectralNorm(Parametrized):
             found.append((off, float(u @ rows)))
         first, *others = sorted(found) if weight.ndim > 2 or _is_decisive(sorted(found)) else found
         if weight.ndim > 2 and not _is_decisive([first, *others]):
-            raise AdoptionError(
-                "The axis of a spectral norm is ambiguous.",
-                where=f"{self.main} in {where}",
-                got=f"axes {' or '.join(map(str, self.axes))} for u and v that fit none of them",
-                write=_REMOVED.format("spectral_norm"),
-            )
+            got = f"axes {' or '.join(map(str, self.axes))} for u and v that fit none of them"
+            raise self._refusal("The axis of a spectral norm is ambiguous.", got, where)
         if not np.isfinite(first[1]) or first[1] == 0:
-            raise AdoptionError(
-                "A spectral norm is zero or not finite.",
-                where=f"{self.main} in {where}",
-                got=first[1],
-                write=_REMOVED.format("spectral_norm"),
-            )
+            raise self._refusal("A spectral norm is zero or not finite.", str(first[1]), where)
         return (weight / first[1]).astype(dtype)
 
     def apart(self, weight: np.ndarray, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         # torch would divide a weight that was changed by its norm again.
-        raise AdoptionError(
-            "A changed weight does not have the spectral norm that torch divides by.",
-            where=self.main,
-            write=_REMOVED.format("spectral_norm"),
-        )
+        raise self._refusal("A changed weight does not have the norm that torch divides by.")
 
 
 def _distance_of_directions(one: np.ndarray, other: np.ndarray) -> float:
@@ -210,20 +203,12 @@ class Pruned(Parametrized):
     def apart(self, weight: np.ndarray, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         before, mask = arrays
         if weight[mask == 0].any():
-            raise AdoptionError(
-                "A pruned weight is not zero where its mask is.",
-                where=self.main,
-                got=f"{np.count_nonzero(weight[mask == 0])} numbers that are not zero",
-                write=_REMOVED.format("prune.remove"),
-            )
+            got = f"{np.count_nonzero(weight[mask == 0])} numbers that are not zero"
+            raise self._refusal("A pruned weight is not zero where its mask is.", got)
         return [np.where(mask == 0, before, weight).astype(before.dtype), mask]
 
 
 NOTES = tuple(each.note for each in (WeightNorm, SpectralNorm, Pruned))
-_REMOVED = (
-    "a file from which torch removed it, by torch.nn.utils.parametrize.remove_parametrizations "
-    "or torch.nn.utils.{}"
-)
 
 
 class Resolved(Source):

@@ -12,31 +12,36 @@ from typing import Any
 from pax_export._foundations.types import PyTree
 from pax_export.core import Node, is_at
 from pax_export.weights._metadata import is_inexact
-from pax_export.weights.adoption._assign import Component, Outcome, Pairs, assign_groups, find_ways
-from pax_export.weights.adoption._flatten import Flatten, with_flattened
-from pax_export.weights.adoption._groups import (
-    Group,
-    group_arrays,
-    is_fused,
-    one_of_three,
-    parts_of_fused,
-    possible_origins,
-    says_order,
+from pax_export.weights.adoption._assign import (
+    Component,
+    Outcome,
+    Pairs,
+    assign_groups,
+    find_ways,
+    without_strangers,
 )
-from pax_export.weights.adoption._layers import Layer, Wanted, as_pax_keeps_them, find_layers
-from pax_export.weights.adoption._layouts import Recipe, find_recipes, join_recipes, recipe_key
-from pax_export.weights.adoption._missing import without_strangers
-from pax_export.weights.adoption._name_parsing import Name
-from pax_export.weights.adoption._options import Options
-from pax_export.weights.adoption._parametrized import file_names, source_versions
-from pax_export.weights.adoption._split_fused import (
+from pax_export.weights.adoption._flatten import Flatten, with_flattened
+from pax_export.weights.adoption._fused import (
     PARTS,
     FusedOrder,
     find_arrangements,
-    may_be_fused,
-    sizes_of_module,
+    fused_orders,
+    is_fused,
+    split_fused_group,
+)
+from pax_export.weights.adoption._groups import Group, group_arrays, possible_origins
+from pax_export.weights.adoption._layers import (
+    Layer,
+    Wanted,
+    as_pax_keeps_them,
+    find_layers,
     unfold_stack,
 )
+from pax_export.weights.adoption._layouts import find_recipes
+from pax_export.weights.adoption._name_parsing import Name
+from pax_export.weights.adoption._options import Options
+from pax_export.weights.adoption._parametrized import file_names, source_versions
+from pax_export.weights.adoption._pieces import Recipe, join_recipes, recipe_key
 from pax_export.weights.sources import Entry, Source
 
 #: Arrays that are not parameters, in files of torch.
@@ -59,14 +64,14 @@ class Hypothesis:
     origin: str
     fused: str
     outcome: Outcome
-    options: dict[tuple[Layer, Group], list[Recipe]]
+    recipes: dict[tuple[Layer, Group], list[Recipe]]
     ways_of: Callable[[Layer, Group], list[Recipe]]
 
     @property
     def decided(self) -> bool:
         """Whether nothing is ambiguous."""
         return not self.outcome.open and all(
-            len(self.options[pair]) == 1 for pair in self.outcome.pairs
+            len(self.recipes[pair]) == 1 for pair in self.outcome.pairs
         )
 
 
@@ -88,62 +93,58 @@ class Choice:
 class Study:
     """The hypotheses about a module and a source."""
 
+    source: Source  # the version of it that was studied
     wanted: Wanted
     ignored: list[str]  # arrays that the user excludes
-    counters: list[str]  # arrays that count steps
-    tied: dict[str, str]  # arrays that repeat others
-    constants: list[str] = field(default_factory=list)  # of a graph, or optimizer state
+    constants: list[str]  # of a graph, or optimizer state
+    counters: list[str] = field(default_factory=list)  # arrays that count steps
+    tied: dict[str, str] = field(default_factory=dict)  # arrays that repeat others
     possible: list[Hypothesis] = field(default_factory=list)  # they leave no array over
     impossible: list[Hypothesis] = field(default_factory=list)
 
 
-def best_study(
-    net: PyTree, origin: object, source: Source, options: Options
-) -> tuple[Study, Source]:
-    """Returns the study of a source, in the version that leaves a possible way if any does."""
-    found = []
+def best_study(net: PyTree, origin: object, source: Source, options: Options) -> Study:
+    """Returns the study of the first version of a source that leaves a possible way, if any."""
+    studies: list[Study] = []
     for version in source_versions(source):
-        study = _study_source(net, origin, version, options)
-        if study.possible:
-            return study, version
-        found.append((study, version))
-    return found[0]
+        studies.append(_study_source(net, origin, version, options))
+        if studies[-1].possible:
+            return studies[-1]
+    return studies[0]
 
 
 def _study_source(net: PyTree, origin_of_file: object, source: Source, options: Options) -> Study:
     """Tries every hypothesis about a source."""
-    study, names = _begin_study(net, source, options)
-    hints = options.renamed(source, _places_to_name(study.wanted, options))
-    study.constants = [
-        name for name in _find_constants(study.wanted, source, names) if name not in hints
-    ]
+    wanted = find_layers(net)
+    paths = _leaf_paths(wanted)
+    kept = options.match("keep", options.keep, paths)
+    wanted = wanted.without(kept, options.match("zeros", options.zeros, paths) - kept)
+    names = _without_ignored(source, options)
+    study = Study(source, wanted, sorted(source.entries.keys() - names), [])
+    hints = options.renamed(source, _paths_to_name(wanted, options))
+    study.constants = [name for name in _find_constants(wanted, source, names) if name not in hints]
     names = [name for name in names if name not in set(study.constants)]
-    axes = options.by_path("axes", options.axes, _leaf_paths(study.wanted))
+    axes = options.by_path("axes", options.axes, _leaf_paths(wanted))
     flatten = options.flatten
     if isinstance(flatten, Mapping):
-        flatten = options.by_path("flatten", flatten, [each.path for each in study.wanted.layers])
-    found = possible_origins(source, options.origin, isinstance(origin_of_file, Node))
-    tied = {name: first for name, first in source.tied.items() if name in names and first in names}
+        flatten = options.by_path("flatten", flatten, [each.path for each in wanted.layers])
+    origins = possible_origins(source, options.origin, isinstance(origin_of_file, Node))
+    tied = {name: first for name, first in source.tied.items() if {name, first} <= {*names}}
     # Naming the target of a weight does not name that of its bias.
-    by_leaf = not {within for _, within in hints.values()}.isdisjoint(_leaf_paths(study.wanted))
-    for without_tied, alone in itertools.product(
-        (False, True) if tied else (False,), (False, True)
-    ):
+    by_leaf = not {within for _, within in hints.values()}.isdisjoint(_leaf_paths(wanted))
+    for without_tied, alone in itertools.product([False, True] if tied else [False], [False, True]):
         used = [name for name in names if not (without_tied and name in tied)]
-        hints_here = hints if alone else _whole_layers(hints, study.wanted)
-        groups, counters = group_arrays(source, used, hints_here, alone)
+        hints_here = hints if alone else _whole_layers(hints, wanted)
+        groups, study.counters = group_arrays(source, used, hints_here, alone)
         if alone and not by_leaf and all(group.sure for group in groups):
             continue
-        for origin in found:
-            layers = study.wanted.layers
-            layers = as_pax_keeps_them(layers) if origin == "pax" else layers
+        for origin in origins:
+            layers = as_pax_keeps_them(wanted.layers) if origin == "pax" else wanted.layers
             layers = _each_alone(layers) if alone else layers
-            for order in _fused_orders(layers, groups, options):
+            for order in fused_orders(layers, groups, options.fused):
                 conventions = _Conventions(layers, groups, origin, order, axes)
-                tried = list(conventions.hypotheses(flatten))
-                study.possible += [each for each in tried if each.outcome.possible]
-                study.impossible += [each for each in tried if not each.outcome.possible]
-        study.counters = counters
+                for each in conventions.hypotheses(flatten):
+                    (study.possible if each.outcome.possible else study.impossible).append(each)
         if study.possible:
             study.tied = tied if without_tied else {}
             break
@@ -173,25 +174,11 @@ def is_bookkeeping(name: str) -> bool:
     return name.rpartition(".")[2] in _BOOKKEEPING or _OPTIMIZER.search(name) is not None
 
 
-def _begin_study(net: PyTree, source: Source, options: Options) -> tuple[Study, list[str]]:
-    found = find_layers(net)
-    paths = _leaf_paths(found)
-    unchanged = options.match("keep", options.keep, paths)
-    zeros = options.match("zeros", options.zeros, paths) - unchanged
-    layers = []
-    for layer in found.layers:
-        found.zeros |= {leaf.path: leaf for leaf in layer.leaves.values() if leaf.path in zeros}
-        rest = {r: leaf for r, leaf in layer.leaves.items() if leaf.path not in unchanged | zeros}
-        if rest:
-            layers.append(layer if rest == layer.leaves else replace(layer, leaves=rest))
-    found.counters = {path: leaf for path, leaf in found.counters.items() if path not in unchanged}
-    found.layers = layers
+def _without_ignored(source: Source, options: Options) -> list[str]:
+    """The arrays that may be weights of the net."""
     known = {each: name for name in source.entries for each in (*file_names(source, name), name)}
     ignored = {known[name] for name in options.match("ignore", options.ignore, known, "source")}
-    names = [name for name in source.entries if name not in ignored]
-    passed = [name for name in names if is_bookkeeping(name)]
-    study = Study(found, sorted([*ignored, *passed]), [], {})
-    return study, [name for name in names if name not in passed]
+    return [name for name in source.entries if name not in ignored and not is_bookkeeping(name)]
 
 
 def _find_constants(found: Wanted, source: Source, names: Sequence[str]) -> list[str]:
@@ -219,43 +206,29 @@ def _leaf_paths(found: Wanted) -> list[str]:
     return [*paths, *found.counters]
 
 
-def _places_to_name(found: Wanted, options: Options) -> list[str]:
+def _paths_to_name(found: Wanted, options: Options) -> list[str]:
     """Returns the paths that a user may name: leaves, and the layers that contain them."""
-    places = dict.fromkeys(_leaf_paths(found))
+    paths = dict.fromkeys(_leaf_paths(found))
     for layer in found.layers if options.rename else ():
         for way in range(len(layer.stack.roots) if layer.stack else 0):
-            places |= dict.fromkeys(
+            paths |= dict.fromkeys(
                 leaf.says for one in unfold_stack(layer, way) for leaf in one.leaves.values()
             )
         if layer.kind in ("linear", "free"):
-            places |= dict.fromkeys(f"{layer.path}.{word}" for word in PARTS)
-    return list(places)
+            paths |= dict.fromkeys(f"{layer.path}.{word}" for word in PARTS)
+    return list(paths)
 
 
 def _each_alone(layers: Sequence[Layer]) -> list[Layer]:
     """Returns layers of one leaf each, for a file whose names do not show layers."""
-    return [
-        layer
-        if layer.kind in ("lstm", "gru", "rnn")
-        else replace(
-            layer, path=leaf.path, leaves={role: leaf},
-            name=Name((*layer.name.words, role), layer.name.numbers),
-        )
-        for layer in layers
-        for role, leaf in layer.leaves.items()
-    ]  # fmt: skip
-
-
-def _fused_orders(
-    layers: Sequence[Layer], groups: Sequence[Group], options: Options
-) -> tuple[FusedOrder, ...]:
-    if options.fused is not None:
-        return (FusedOrder(options.fused, chosen=True),)
-    blocks, heads = FusedOrder("blocks", chosen=False), FusedOrder("by head", chosen=False)
-    unsure = any(is_fused(group.raw) and not says_order(group.raw) for group in groups) or any(
-        may_be_fused(layer, blocks) for layer in layers
-    )
-    return (blocks, heads) if unsure else (blocks,)
+    found = []
+    for layer in layers:
+        words, numbers = layer.name.words, layer.name.numbers
+        found += [layer] if layer.cell is not None else [
+            replace(layer, path=leaf.path, leaves={role: leaf}, name=Name((*words, role), numbers))
+            for role, leaf in layer.leaves.items()
+        ]  # fmt: skip
+    return found
 
 
 @dataclass(eq=False)
@@ -288,19 +261,21 @@ class _Conventions:
     def hypotheses(self, flatten: Flatten) -> Iterator[Hypothesis]:
         """The assignments, one for each arrangement of stacked and fused layers."""
         fused = [group for group in self.groups if is_fused(group.raw)]
-        parts = [part for group in fused for part in self._split_group(group, self.layers)]
-        every = [*self.groups, *parts]
+        every = [*self.groups, *[part for each in fused for part in self._parts(each, self.layers)]]
         for alike in find_arrangements(self.layers, every, self.fits, self.order):
             found = [self._hypothesis(arranged, flatten) for arranged in alike]
             # The same parts with their numbers in another place: those count that decide something.
             decided = [each for each in found if each.outcome.possible and not each.outcome.open]
             yield from decided or found
 
+    def _parts(self, group: Group, layers: Sequence[Layer]) -> list[Group]:
+        return split_fused_group(group, layers, self.origin, self.order)
+
     def _hypothesis(self, layers: Sequence[Layer], flatten: Flatten) -> Hypothesis:
         groups: list[Group] = []
         for group in self.groups:
             whole = not is_fused(group.raw) or any(self.fits(layer, group) for layer in layers)
-            groups += [group] if whole else self._split_group(group, layers) or [group]
+            groups += [group] if whole else self._parts(group, layers) or [group]
         graph = self.origin in _GRAPHS
         fits = self.fits if graph else without_strangers(layers, groups, self.fits)
         outcome = assign_groups(layers, groups, fits)
@@ -308,22 +283,9 @@ class _Conventions:
         for component in outcome.open:
             both = itertools.product(component.layers, component.groups)
             pairs += [pair for pair in both if self.fits(*pair)]
-        options = {pair: self.ways_of(*pair) for pair in pairs}
-        options = with_flattened(options, layers, self.origin, flatten)
-        return Hypothesis(self.origin, self.order.says, outcome, options, self.ways_of)
-
-    def _split_group(self, group: Group, layers: Sequence[Layer]) -> list[Group]:
-        """The queries, keys and values of a group that is all in one."""
-        heads = {layer.heads for layer in layers if layer.kind in ("linear", "free")} - {None}
-        count = next(iter(heads)) if len(heads) == 1 else None
-        sizes = sizes_of_module(layers, group)
-        if says_order(group.raw):
-            return parts_of_fused(group, self.origin, "blocks", None, sizes)
-        if not self.order.chosen:  # the result of the other order is required
-            uneven = [three for three in sizes.values() if len(set(three)) > 1]
-            if count is None or not all(one_of_three(each, 0, "by head", count) for each in uneven):
-                return []
-        return parts_of_fused(group, self.origin, self.order.says, count, sizes)
+        recipes = {pair: self.ways_of(*pair) for pair in pairs}
+        recipes = with_flattened(recipes, layers, self.origin, flatten)
+        return Hypothesis(self.origin, self.order.says, outcome, recipes, self.ways_of)
 
 
 def _is_within(layer: Layer, path: str) -> bool:
@@ -341,7 +303,7 @@ def find_choices(hypotheses: Sequence[Hypothesis], reopened: bool = False) -> It
         decided = [pair for pair in outcome.pairs if pair[0] not in done]
         for found in _all_ways([*outcome.open, *again]):
             pairs = [*decided, *found]
-            several = [hypothesis.options.get(p) or hypothesis.ways_of(*p) for p in pairs]
+            several = [hypothesis.recipes.get(p) or hypothesis.ways_of(*p) for p in pairs]
             why = {layer: says for layer, says in outcome.why.items() if layer not in done}
             for recipes in itertools.product(*several):
                 yield Choice(join_recipes(recipes), pairs, why, hypothesis.origin)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from pax_export._foundations.errors import AdoptionError, AmbiguousWeightsError, near_names
-from pax_export.weights.adoption._array_transforms import Piece, Shape
 from pax_export.weights.adoption._flatten import SAYS, flattened_channels
-from pax_export.weights.adoption._groups import Group, is_fused
+from pax_export.weights.adoption._fused import is_fused
+from pax_export.weights.adoption._groups import Group
 from pax_export.weights.adoption._layers import Layer
-from pax_export.weights.adoption._layouts import Recipe, explain_other_function
 from pax_export.weights.adoption._name_parsing import BIAS, OF_CELL, RECURRENT, WEIGHT, split_words
+from pax_export.weights.adoption._pieces import Piece, Recipe, Shape
 from pax_export.weights.adoption._plan import Hypothesis, Study
+from pax_export.weights.adoption._recurrent import explain_other_function
 from pax_export.weights.sources import Source
 
 _MOST = 40
@@ -36,7 +37,7 @@ def _group_text(group: Group) -> str:
     return ", ".join(f"{piece.source}{_shape_text(piece.shape)}" for piece in group.parts.values())
 
 
-def impossible_error(study: Study, source: Source) -> AdoptionError:
+def impossible_error(study: Study) -> AdoptionError:
     """The error of a study without a possible hypothesis."""
     best = min(
         study.impossible, key=lambda each: len(each.outcome.missing) + len(each.outcome.left)
@@ -68,8 +69,8 @@ def impossible_error(study: Study, source: Source) -> AdoptionError:
             )  # fmt: skip
     error = AdoptionError(
         "The arrays of the source do not match the module:\n" + _shorten_lines(lines),
-        where=source.where,
-        got=f"{len(source.entries)} arrays, read as {best.origin} keeps them",
+        where=study.source.where,
+        got=f"{len(study.source.entries)} arrays, read as {best.origin} keeps them",
         write=_what_to_write(missing, rest),
     )
     error.missing = tuple(dict.fromkeys(missing))
@@ -140,7 +141,7 @@ def _explain_layer(layer: Layer, hypothesis: Hypothesis) -> str:
     return '; queries, keys and values in one: fused="blocks" or "by head" says in which order'
 
 
-def ambiguity_error(study: Study, source: Source, agreeing: int = 0) -> AmbiguousWeightsError:
+def ambiguity_error(study: Study, agreeing: int = 0) -> AmbiguousWeightsError:
     """Returns the error for several possible ways: every array with its candidates."""
     candidates: dict[str, list[str]] = {}
     layouts: dict[str, list[str]] = {}
@@ -167,7 +168,7 @@ def ambiguity_error(study: Study, source: Source, agreeing: int = 0) -> Ambiguou
     hints.append("reference=(inputs, outputs) of the net that wrote it")
     error = AmbiguousWeightsError(
         "The targets or layouts of these arrays are ambiguous:\n" + _shorten_lines(lines),
-        where=source.where,
+        where=study.source.where,
         got=f"{agreeing} ways that agree with the reference" if agreeing else None,
         write="; or ".join(hints),
     )
@@ -187,7 +188,7 @@ def _collect_differences(
         for layer, group in hypothesis.outcome.pairs:
             for name in group.arrays:
                 places.setdefault(name, {})[layer.path] = None
-            for recipe in hypothesis.options[layer, group]:
+            for recipe in hypothesis.recipes[layer, group]:
                 for name, (key, says) in _by_source(recipe).items():
                     order = f", {hypothesis.fused}" if "part" in says else ""
                     label = f"{says or 'as it is'} ({hypothesis.origin}{order})"
@@ -233,7 +234,7 @@ def _hint_for_layouts(study: Study, layouts: Mapping[str, list[str]]) -> str:
         layer.path: count
         for hypothesis in reversed(study.possible)
         for layer, group in hypothesis.outcome.pairs
-        for recipe in reversed(hypothesis.options[layer, group])
+        for recipe in reversed(hypothesis.recipes[layer, group])
         if (count := flattened_channels(recipe)) is not None
     }
     if flat:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 import os
 import struct
 import zipfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -30,20 +29,20 @@ from pax_export.weights._file import whole_file, write_weights
 from pax_export.weights._metadata import Note, is_inexact, to_stored
 from pax_export.weights._save_load import leaves_by_name, require_values
 from pax_export.weights.adoption._adopt import plan_of
-from pax_export.weights.adoption._array_transforms import (
+from pax_export.weights.adoption._fill import assemble_leaf
+from pax_export.weights.adoption._groups import WRITTEN_AS
+from pax_export.weights.adoption._name_parsing import COUNT, parse_array_name
+from pax_export.weights.adoption._new_layers import choose_arrays
+from pax_export.weights.adoption._options import Options, named_by, options_of
+from pax_export.weights.adoption._parametrized import Resolved, file_names, source_versions
+from pax_export.weights.adoption._pieces import (
     Piece,
+    Recipe,
     apply_piece,
-    assemble_leaf,
     leaf_region,
     shape_of,
     undo_piece,
 )
-from pax_export.weights.adoption._groups import WRITTEN_AS
-from pax_export.weights.adoption._layouts import Recipe
-from pax_export.weights.adoption._missing import choose_arrays
-from pax_export.weights.adoption._name_parsing import COUNT, parse_array_name
-from pax_export.weights.adoption._options import Options, named_by, options_of
-from pax_export.weights.adoption._parametrized import Resolved, file_names, source_versions
 from pax_export.weights.adoption._plan import is_bookkeeping
 from pax_export.weights.adoption._report import AdoptionReport
 from pax_export.weights.sources import TORCH_STORAGES, Source, open_source
@@ -60,7 +59,7 @@ def save_as(
     keep: str | Iterable[str] | None = None,
     origin: str | None = None,
     fused: str | None = None,
-    axes: Mapping[str, Any] | None = None,
+    axes: Mapping[str, Sequence[int]] | None = None,
     flatten: str | Mapping[str, int] | None = None,
 ) -> None:
     """Writes the weights of a module with the names and layouts of another framework's file.
@@ -113,7 +112,8 @@ def save_as(
             got=repr(report),
             write="net, report = pax.weights.adopt(net, source)",
         )
-    options = options_of(rename, ignore, keep, axes, origin, fused, "save_as", flatten)
+    options = options_of("save_as", rename=rename, ignore=ignore, keep=keep, axes=axes,
+                         origin=origin, fused=fused, flatten=flatten)  # fmt: skip
     leaves = leaves_by_name(net)
     require_values(leaves, "save_as")
     with open_source(like) as source:
@@ -216,16 +216,21 @@ def _changed_arrays(
 ) -> dict[str, np.ndarray]:
     """Returns the arrays whose leaves have changed since they were adopted."""
     new: dict[str, np.ndarray] = {}
-    read = functools.cache(lambda name: source.entries[name].read())
+
+    def read(name: str) -> np.ndarray:
+        return source.entries[name].read()
+
     changed = []
     for path, pieces in recipe.items():
         value = np.asarray(leaves[path])
-        before = assemble_leaf(value.shape, value.dtype, pieces, read)
+        before = assemble_leaf(path, value.shape, value.dtype, pieces, read)
         if before.tobytes() != value.tobytes():  # else they are its bytes, regardless of rounding
             _undo_leaf(value, pieces, read, new)
             changed.append(path)
     for path in changed:
-        _require_back(path, leaves[path], recipe[path], lambda name: new.get(name, read(name)))
+        _require_back(
+            path, leaves[path], recipe[path], lambda name: new[name] if name in new else read(name)
+        )
     return new
 
 
@@ -266,7 +271,7 @@ def _require_back(
 ) -> None:
     """Checks that the written arrays restore the leaf, as far as their dtypes allow."""
     value, dtypes = np.asarray(leaf), [read(piece.source).dtype for piece in pieces]
-    back = assemble_leaf(value.shape, value.dtype, pieces, read)
+    back = assemble_leaf(path, value.shape, value.dtype, pieces, read)
     if not is_inexact(value.dtype):
         good = back == value
     else:
@@ -310,20 +315,18 @@ _TENSOR = b"ctorch._utils\n_rebuild_tensor_v2\n"
 def choose_writer(path: str | os.PathLike[str]) -> Callable[[Arrays, Mapping[str, Any]], None]:
     """A function that writes arrays and metadata to a path, atomically; chosen by its suffix."""
     file = Path(path)
-    ending = file.suffix.lower()
-    if ending == ".safetensors":
-        return lambda arrays, metadata: _write_safetensors(file, arrays, metadata)
-    if ending in _FORMATS:
-        return lambda arrays, _: _write(file, arrays, _FORMATS[ending])
-    raise InvalidArgumentError(
-        "The format of the path is unsupported.",
-        where="save_as",
-        got=repr(os.fspath(path))[:200],
-        write="a path that ends with .safetensors, .npz, .pt or .pth",
-    )
+    writer = _WRITERS.get(file.suffix.lower())
+    if writer is None:
+        raise InvalidArgumentError(
+            "The format of the path is unsupported.",
+            where="save_as",
+            got=repr(os.fspath(path))[:200],
+            write="a path that ends with .safetensors, .npz, .pt or .pth",
+        )
+    return lambda arrays, metadata: writer(file, arrays, metadata)
 
 
-def _write_safetensors(path: Path, arrays: Arrays, metadata: Mapping[str, Any]) -> None:
+def _save_safetensors(path: Path, arrays: Arrays, metadata: Mapping[str, Any]) -> None:
     fixed = {
         name: metadata[name]
         for name in ("format", WRITTEN_AS)
@@ -334,17 +337,32 @@ def _write_safetensors(path: Path, arrays: Arrays, metadata: Mapping[str, Any]) 
     write_weights(path, {name: array for name, (array, _) in stored.items()}, notes, extra=fixed)
 
 
-def _write(path: Path, arrays: Arrays, form: _FileFormat) -> None:
+def _save_npz(path: Path, arrays: Arrays, metadata: Mapping[str, Any]) -> None:
+    _require_dtypes("numpy", arrays, lambda dtype: dtype.kind in "biufc")
+    with whole_file(path, own_files.recognize_npz, "save_as") as temporary:
+        own_files.write_npz(temporary, arrays)
+
+
+def _save_torch(path: Path, arrays: Arrays, metadata: Mapping[str, Any]) -> None:
+    _require_dtypes("torch", arrays, lambda dtype: dtype.name in _STORAGES)
+    with whole_file(path, _recognize_torch, "save_as") as temporary:
+        _write_torch(temporary, arrays)
+
+
+_WRITERS = {
+    ".safetensors": _save_safetensors, ".npz": _save_npz, ".pt": _save_torch, ".pth": _save_torch,
+}  # fmt: skip
+
+
+def _require_dtypes(program: str, arrays: Arrays, knows: Callable[[np.dtype], bool]) -> None:
     for name, array in arrays.items():
-        if not form.knows(array.dtype):
+        if not knows(array.dtype):
             raise UnsupportedDtypeError(
-                f"Files of {form.program} have no place for an array of this dtype.",
+                f"Files of {program} have no place for an array of this dtype.",
                 where=name,
                 got=array.dtype,
                 write="a path that ends with .safetensors",
             )
-    with whole_file(path, form.recognize, "save_as") as temporary:
-        form.write(temporary, arrays)
 
 
 def _write_torch(path: Path, arrays: Arrays) -> None:
@@ -402,19 +420,3 @@ def _pickle(value: bytes | tuple[Any, ...] | str | int) -> bytes:
         return b"J" + struct.pack("<i", value)
     raw = value.to_bytes(value.bit_length() // 8 + 1, "little")
     return b"\x8a" + bytes([len(raw)]) + raw
-
-
-class _FileFormat(NamedTuple):
-    """A format without notes about dtypes."""
-
-    program: str
-    knows: Callable[[np.dtype], bool]
-    recognize: Callable[[Path], Belongs | None]  # files that may be replaced
-    write: Callable[[Path, Arrays], None]
-
-
-_TORCH = _FileFormat("torch", lambda dtype: dtype.name in _STORAGES, _recognize_torch, _write_torch)
-_NPZ = _FileFormat(
-    "numpy", lambda dtype: dtype.kind in "biufc", own_files.recognize_npz, own_files.write_npz
-)
-_FORMATS = {".npz": _NPZ, ".pt": _TORCH, ".pth": _TORCH}

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
-
-from pax_export._foundations.types import DTypeLike
 
 Shape = tuple[int, ...]
 Index = tuple[slice, ...]
@@ -76,6 +74,29 @@ class Piece:
     def after(self) -> Shape:
         """The shape that it has when all is done."""
         return shape_after(self.part_shape, self.steps)
+
+
+#: Leaf path -> the pieces that fill it.
+Recipe = dict[str, tuple[Piece, ...]]
+
+
+def recipe_key(recipe: Recipe) -> tuple:
+    """A key that is equal for recipes with equal results."""
+    return tuple((path, pieces_key(pieces)) for path, pieces in sorted(recipe.items()))
+
+
+def pieces_key(pieces: Iterable[Piece]) -> tuple:
+    """A key that is equal for pieces with equal results."""
+    return tuple(sorted([piece.key() for piece in pieces], key=str))
+
+
+def join_recipes(recipes: Iterable[Recipe]) -> Recipe:
+    """Merges recipes into one; pieces of one leaf are concatenated."""
+    found: Recipe = {}
+    for recipe in recipes:
+        for path, pieces in recipe.items():
+            found[path] = (*found[path], *pieces) if path in found else pieces
+    return found
 
 
 @dataclass(frozen=True)
@@ -188,24 +209,6 @@ def undo_piece(value: np.ndarray, piece: Piece, into: np.ndarray) -> None:
         value = _KINDS[step[0]].undo(value, *step[1:], shape)
     part = into if piece.split is None else into.reshape(piece.split)
     part[piece.take or ...] = value
-
-
-def assemble_leaf(
-    shape: Shape, dtype: DTypeLike, pieces: Sequence[Piece], read: Callable[[str], np.ndarray]
-) -> np.ndarray:
-    """Assembles a leaf from its pieces; `read` returns an array by name."""
-    if len(pieces) == 1 and pieces[0].put is None:
-        return apply_piece(read(pieces[0].source), pieces[0]).astype(dtype)
-    # The sum of two biases is rounded once, in the dtype of the file or the leaf's if wider.
-    wide = np.result_type(dtype, *[read(piece.source).dtype for piece in pieces])
-    leaf = np.zeros(shape, wide)
-    for piece in pieces:
-        part = apply_piece(read(piece.source), piece)
-        if piece.adds:
-            leaf_region(leaf, piece)[...] += part.astype(wide)
-        else:
-            leaf_region(leaf, piece)[...] = part.astype(wide)
-    return leaf.astype(dtype, copy=False)
 
 
 def leaf_region(leaf: np.ndarray, piece: Piece) -> np.ndarray:
