@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from pax_export.weights.adoption._groups import Fits, Group, is_conv1d_of_transformers
 from pax_export.weights.adoption._layers import Layer, Leaf, unfold_stack
 from pax_export.weights.adoption._name_parsing import BIAS, WEIGHT, name_of_words, split_words
-from pax_export.weights.adoption._pieces import LeafPart, Piece, Shape
+from pax_export.weights.adoption._pieces import Index, LeafPart, Piece, Shape, Step
 
 PARTS = ("query", "key", "value")
 _ALL = slice(None)
@@ -29,28 +29,6 @@ _FUSED: dict[tuple[str, ...], tuple[bool, tuple[str, ...]]] = {
     ("c", "attn"): (True, ("attn",)), ("in", "proj"): (True, ()),
     ("query", "key", "value"): (False, ()),
 }  # fmt: skip
-
-
-def _one_of_three(
-    sizes: Three, number: int, order: str, heads: int | None
-) -> tuple[tuple[int, ...], int, slice] | None:
-    """The view, axis and slice of the queries (0), keys (1) or values (2) in a fused axis.
-
-    By head, the queries that share a key and a value precede them, as in Falcon and Megatron.
-    """
-    blocks = (sum(sizes),), 0, slice(sum(sizes[:number]), sum(sizes[: number + 1]))
-    if order == "blocks":
-        return blocks
-    if not heads or sizes[0] % heads or sizes[1] != sizes[2]:
-        return None
-    size = sizes[0] // heads
-    keys = sizes[1] // size if size else 0
-    if not keys or sizes[1] % size or heads % keys:
-        return None
-    if keys == 1:
-        return blocks  # which is the same
-    shared = heads // keys
-    return (keys, shared + 2, size), 1, (slice(shared), slice(shared, -1), slice(-1, None))[number]
 
 
 def _fused_ending(words: Sequence[str]) -> tuple[str, ...] | None:
@@ -75,12 +53,57 @@ def _says_order(words: Sequence[str]) -> bool:
     return ending is not None and _FUSED[ending][0]
 
 
+class _Cut(NamedTuple):
+    """The queries, keys or values of an array that holds all three along an axis."""
+
+    shape: Shape
+    view: Shape  # of the array, in which they are at `where`
+    where: Index
+    by_head: bool
+
+
 @dataclass(frozen=True)
 class FusedOrder:
     """The order of queries, keys and values in one array: "blocks" or "by head"."""
 
     says: str
-    chosen: bool  # whether the user chose it
+    chosen: bool  # whether the user or the name chose it; else the result of the other is required
+
+    def cut(
+        self, shape: Shape, axis: int, sizes: Three, number: int, heads: int | None
+    ) -> _Cut | None:
+        """The queries (0), keys (1) or values (2); None where the order is unknown.
+
+        By head, the queries that share a key and a value precede them, as in Falcon and Megatron.
+        """
+        by_head = _by_head(sizes, number, heads)
+        unknown = heads is None or (by_head is None and len(set(sizes)) > 1)
+        if sum(sizes) != shape[axis] or (unknown and not self.chosen):
+            return None
+        blocks = (sum(sizes),), 0, slice(sum(sizes[:number]), sum(sizes[: number + 1]))
+        part = blocks if self.says == "blocks" or by_head == () else by_head
+        if not part:
+            return None
+        room, at, span = part
+        view = (*shape[:axis], *room, *shape[axis + 1 :])
+        index = tuple([span if each == axis + at else _ALL for each in range(len(view))])
+        return _Cut((*shape[:axis], sizes[number], *shape[axis + 1 :]), view, index, at > 0)
+
+
+def _by_head(
+    sizes: Three, number: int, heads: int | None
+) -> tuple[tuple[int, ...], int, slice] | tuple[()] | None:
+    """The view of a fused axis, the axis and the slice there; empty if the blocks are the same."""
+    if not heads or sizes[0] % heads or sizes[1] != sizes[2]:
+        return None
+    size = sizes[0] // heads
+    keys = sizes[1] // size if size else 0
+    if not keys or sizes[1] % size or heads % keys:
+        return None
+    if keys == 1:
+        return ()
+    shared = heads // keys
+    return (keys, shared + 2, size), 1, (slice(shared), slice(shared, -1), slice(-1, None))[number]
 
 
 def fused_orders(
@@ -118,47 +141,28 @@ def split_fused_group(
     """The queries, keys and values of a group of all three; none where their sizes are unknown."""
     sizes = _sizes_of_module(layers, group)
     counts = {layer.heads for layer in layers if layer.kind in _KINDS} - {None}
-    heads, says = next(iter(counts)) if len(counts) == 1 else None, order.says
-    if _says_order(group.raw):
-        says = "blocks"
-    elif not order.chosen:  # the result of the other order is required
-        uneven = [three for three in sizes.values() if len(set(three)) > 1]
-        if heads is None or not all(_one_of_three(each, 0, "by head", heads) for each in uneven):
-            return []
-    axes = {role: _fused_axis(piece, origin, group) for role, piece in group.parts.items()}
+    heads = next(iter(counts)) if len(counts) == 1 else None
+    order = FusedOrder("blocks", chosen=True) if _says_order(group.raw) else order
     found = []
     for number, word in enumerate(PARTS):
-        parts = {
-            role: _part_of_array(piece, number, axes[role], says, heads, sizes)
-            for role, piece in group.parts.items()
-        }
-        known = {role: piece for role, piece in parts.items() if piece is not None}
-        if len(known) < len(parts):
-            return []
+        parts: dict[str, Piece] = {}
+        for role, piece in group.parts.items():
+            axis = _fused_axis(piece, origin, group)
+            if axis is None:
+                return []
+            third = piece.shape[axis] // 3
+            three = sizes.get(piece.shape[axis]) or (third, third, third)
+            cut = order.cut(piece.shape, axis, three, number, heads)
+            if cut is None:
+                return []
+            parts[role] = replace(
+                piece, split=cut.view, take=cut.where, steps=(("reshape", cut.shape),),
+                says=f"its {word} part",
+            )  # fmt: skip
         name = name_of_words([*_without_fused(group.raw), word])
         path = f"{group.path} ({word})"
-        found.append(replace(group, path=path, parts=known, name=name, sure=True))
+        found.append(replace(group, path=path, parts=parts, name=name, sure=True))
     return found
-
-
-def _part_of_array(
-    piece: Piece, number: int, axis: int | None, order: str, heads: int | None,
-    sizes: Mapping[int, Three],
-) -> Piece | None:  # fmt: skip
-    if axis is None:
-        return None
-    total, third = piece.shape[axis], piece.shape[axis] // 3
-    three = sizes.get(total) or (third, third, third)
-    part = _one_of_three(three, number, order, heads)
-    if sum(three) != total or part is None:
-        return None
-    room, at, index = part
-    whole = (*piece.shape[:axis], *room, *piece.shape[axis + 1 :])
-    take = [_ALL] * len(whole)
-    take[axis + at] = index
-    shape = (*piece.shape[:axis], three[number], *piece.shape[axis + 1 :])
-    return replace(piece, split=whole, take=tuple(take), steps=(("reshape", shape),),
-                   says=f"its {PARTS[number]} part")  # fmt: skip
 
 
 def _fused_axis(piece: Piece, origin: str, group: Group) -> int | None:
@@ -321,30 +325,13 @@ def _part_of_leaf(
         index = (*[_ALL] * axis, slice(number, number + 1), *[_ALL] * (rank - axis - 1))
         rest = (*shape[:axis], *shape[axis + 1 :])
         return layer.kind, rest, LeafPart(shape, index, (), "one of three")
-    found = _cut_along_axis(layer, shape, axis, number, order, sizes[shape[axis]])
-    if found is None or bias:
-        return found and (layer.kind, *found)
-    part, part_of_leaf = found
-    if axis == 1:
-        return "linear", part, part_of_leaf
-    return "linear", part[::-1], replace(part_of_leaf, steps=(("transpose", (1, 0)),))
-
-
-def _cut_along_axis(
-    layer: Layer, shape: Shape, axis: int, number: int, order: FusedOrder, sizes: Three
-) -> tuple[Shape, LeafPart] | None:
-    part = (*shape[:axis], sizes[number], *shape[axis + 1 :])
-    heads = layer.heads
-    other = _one_of_three(sizes, number, "by head", heads)
-    if order.says == "blocks" and not order.chosen:
-        if heads is None or (other is None and len(set(sizes)) > 1):
-            return None  # the result of the other order is unknown
-    found = other if order.says == "by head" else _one_of_three(sizes, number, "blocks", heads)
-    if found is None:
+    cut = order.cut(shape, axis, sizes[shape[axis]], number, layer.heads)
+    if cut is None:
         return None
-    split, at, span = found
-    shape_split = (*shape[:axis], *split, *shape[axis + 1 :])
-    index = tuple(
-        [span if part_of_leaf == axis + at else _ALL for part_of_leaf in range(len(shape_split))]
-    )
-    return part, LeafPart(shape_split, index, (), f"joined, {'by head' if at else 'blocks'}")
+    says = f"joined, {'by head' if cut.by_head else 'blocks'}"
+    if bias:
+        return layer.kind, cut.shape, LeafPart(cut.view, cut.where, (), says)
+    if axis == 1:
+        return "linear", cut.shape, LeafPart(cut.view, cut.where, (), says)
+    turned: Step = ("transpose", (1, 0))
+    return "linear", cut.shape[::-1], LeafPart(cut.view, cut.where, (turned,), says)
