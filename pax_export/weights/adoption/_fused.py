@@ -53,7 +53,7 @@ def _says_order(words: Sequence[str]) -> bool:
     return ending is not None and _FUSED[ending][0]
 
 
-class _Cut(NamedTuple):
+class _FusedPart(NamedTuple):
     """The queries, keys or values of an array that holds all three along an axis."""
 
     shape: Shape
@@ -71,7 +71,7 @@ class FusedOrder:
 
     def cut(
         self, shape: Shape, axis: int, sizes: Three, number: int, heads: int | None
-    ) -> _Cut | None:
+    ) -> _FusedPart | None:
         """The queries (0), keys (1) or values (2); None where the order is unknown.
 
         By head, the queries that share a key and a value precede them, as in Falcon and Megatron.
@@ -87,7 +87,7 @@ class FusedOrder:
         room, at, span = part
         view = (*shape[:axis], *room, *shape[axis + 1 :])
         index = tuple([span if each == axis + at else _ALL for each in range(len(view))])
-        return _Cut((*shape[:axis], sizes[number], *shape[axis + 1 :]), view, index, at > 0)
+        return _FusedPart((*shape[:axis], sizes[number], *shape[axis + 1 :]), view, index, at > 0)
 
 
 def _by_head(
