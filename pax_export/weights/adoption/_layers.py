@@ -41,7 +41,7 @@ class Leaf:
         return self.part or self.path
 
 
-class Cell(NamedTuple):
+class CellSizes(NamedTuple):
     """The sizes of a recurrent cell, and what it adds to its forget gate."""
 
     inputs: int
@@ -61,7 +61,7 @@ class Layer:
     also: frozenset[str] = frozenset()  # words of the names given to modules
     axes: str = "*IO"  # of its kernel: I inputs, O outputs, * the spatial ones
     groups: int = 1  # of a convolution
-    cell: Cell | None = None
+    cell: CellSizes | None = None
     alone: bool = False  # an array whose name gives no role
     heads: int | None = None  # heads of the enclosing attention, if known
     stack: Stack | None = None  # the layers that its leaves stack; `kind` is that of one layer
@@ -261,8 +261,8 @@ def _kernel_axes(kind: str, arrays: list[DeclaredArray]) -> str:
     )
 
 
-def _cell_of(module: Any) -> Cell:
-    return Cell(module.input_dim, module.hidden_dim, getattr(module, "forget_gate_bias", 0.0))
+def _cell_of(module: Any) -> CellSizes:
+    return CellSizes(module.input_dim, module.hidden_dim, getattr(module, "forget_gate_bias", 0.0))
 
 
 def _count_heads(around: Around) -> int | None:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from pax_export.weights.adoption._groups import Group
-from pax_export.weights.adoption._layers import Cell, Layer
+from pax_export.weights.adoption._layers import CellSizes, Layer
 from pax_export.weights.adoption._name_parsing import BIAS, RECURRENT, WEIGHT
 from pax_export.weights.adoption._pieces import Index, Piece, Recipe, Shape, Step
 
@@ -66,7 +66,7 @@ _LAYOUTS: tuple[tuple[dict[str, str], tuple[_Array, ...]], ...] = (
 )  # fmt: skip
 
 
-def read_recurrent(layer: Layer, cell: Cell, group: Group, origin: str) -> Recipe | None:
+def read_recurrent(layer: Layer, cell: CellSizes, group: Group, origin: str) -> Recipe | None:
     """Returns the recipe for a recurrent layer, or None if the group does not fit."""
     kind = _AFTER if "x_weight" in layer.leaves else layer.kind
     if explain_other_function(group, reset_after=kind == _AFTER):
@@ -92,7 +92,7 @@ def read_recurrent(layer: Layer, cell: Cell, group: Group, origin: str) -> Recip
 
 
 def _fill_gates(
-    kind: str, cell: Cell, parts: dict[str, Piece], gates: str, arrays: list[_Array]
+    kind: str, cell: CellSizes, parts: dict[str, Piece], gates: str, arrays: list[_Array]
 ) -> dict[str, list[Piece]] | None:
     """A piece for each gate of each array, by role; None if these are other arrays."""
     if set(parts) == {"0", "1", "2"}:  # Keras numbers the variables of a layer
@@ -120,7 +120,7 @@ def _fill_gates(
 
 
 def _into_leaf(
-    piece: Piece, kind: str, cell: Cell, gate: str, array: _Array, second: bool, says: str
+    piece: Piece, kind: str, cell: CellSizes, gate: str, array: _Array, second: bool, says: str
 ) -> tuple[str, Piece]:
     """The role of the leaf that a gate is in, and the piece that fills its part."""
     prefix, index = _OURS[kind][gate]
