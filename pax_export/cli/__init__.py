@@ -7,16 +7,10 @@ import os
 import sys
 from collections.abc import Sequence
 
-from pax_export.cli import certify, export, inspect, quantize, retarget, run, validate
-from pax_export.cli._command import EXIT_CODES
+from pax_export.cli import check, export, run
+from pax_export.cli._command import EXIT_CODES, run_command
 
 __all__ = ["main"]
-
-# In the order in which one meets them.
-_COMMANDS = (
-    export.add, quantize.add, inspect.add, inspect.add_diff, validate.add, certify.add, run.add,
-    retarget.add,
-)  # fmt: skip
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -36,7 +30,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     version = sys.modules["pax_export"].__version__
     parser.add_argument("--version", action="version", version=f"pax-export {version}")
     commands = parser.add_subparsers(required=True, metavar="command", title="commands")
-    for add in _COMMANDS:
-        add(commands)
-    options = parser.parse_args(arguments)
-    return options.call(options)
+    for module in (export, check, run):
+        module.add(commands)
+    return run_command(parser.parse_args(arguments))

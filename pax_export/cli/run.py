@@ -15,8 +15,7 @@ from pax_export._foundations.errors import ExportPathError, InvalidArgumentError
 from pax_export._foundations.files import atomic, own_files
 from pax_export._foundations.files.system import unusual_type
 from pax_export._foundations.optional import require
-from pax_export.cli import _factory
-from pax_export.cli._command import DONE, Commands, add_command, add_shared_options, print_result
+from pax_export.cli._command import DONE, Commands, add_command, print_result, split_name
 
 _EXAMPLES = """\
   pax-export run served/1 --input images=images.npy --output logits.npz
@@ -31,8 +30,8 @@ def add(commands: Commands) -> None:
         "Calls a signature of an export, and prints the shapes of the outputs. Third-party "
         "SavedModels can be called, too.",
         _EXAMPLES,
+        shared=("path", "--trusted", "--json"),
     )  # fmt: skip
-    parser.add_argument("path", metavar="DIR", help="the path of the export, a directory or a file")
     parser.add_argument(
         "--input",
         action="append",
@@ -44,7 +43,6 @@ def add(commands: Commands) -> None:
         "--signature", metavar="KEY", help="default: serving_default, or the only one"
     )
     parser.add_argument("--output", metavar="FILE.npz", help="the file to write the outputs to")
-    add_shared_options(parser, "trusted", "json")
 
 
 def _call_export(options: argparse.Namespace) -> int:
@@ -140,7 +138,7 @@ def _choose_signature(key: str | None, signatures: Mapping[str, Any]) -> str:
 def _read_inputs(texts: Sequence[str], expected: Mapping[str, str]) -> dict[str, np.ndarray]:
     files: dict[str, str] = {}
     for text in texts:
-        name, file = _factory.split_name(text)
+        name, file = split_name(text)
         files[name or (next(iter(expected)) if len(expected) == 1 else "")] = file
     if sorted(files) != sorted(expected) or len(files) != len(texts):
         raise InvalidArgumentError(

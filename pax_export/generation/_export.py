@@ -21,7 +21,6 @@ from pax_export.generation._cache import new_cache, shapes_of_cache
 from pax_export.generation._genai import GENAI, WEB
 from pax_export.generation._gguf import GGUF
 from pax_export.generation._litertlm import LITERTLM
-from pax_export.generation._programs import generate_rest
 from pax_export.generation._prompt import (
     Cache,
     LanguageModel,
@@ -36,8 +35,9 @@ from pax_export.generation._prompt import (
     row_keys,
     vocabulary_of,
 )
-from pax_export.generation._runtimes import FUNCTION_FORMATS, Prompts, export_for_runtime
-from pax_export.generation._steps import Settings, begin_generation, last_logits
+from pax_export.generation._proof import Prompts
+from pax_export.generation._runtimes import FUNCTION_FORMATS, export_for_runtime
+from pax_export.generation._steps import Settings, begin_generation, generate_rest, last_logits
 from pax_export.generation._stops import (
     Stop,
     checked_stops,

@@ -23,18 +23,14 @@ from pax_export.export.formats.onnx.graph import HEAD_CHANNELS
 from pax_export.export.formats.onnx.web import browser, npm
 from pax_export.export.formats.onnx.web.export import copy_packages, write_page
 from pax_export.export.portable.kept import call
-from pax_export.generation._job import Job, up_to_stop
-from pax_export.generation._runtimes import (
-    HELLO,
-    Report,
+from pax_export.generation._job import (
+    Job,
     Runtime,
-    chat_prompt,
-    check_results,
     generation_file,
     json_file,
-    run_runtime,
     tokenizer_files,
 )
+from pax_export.generation._proof import check_results
 from pax_export.nets import (
     Decoder,
     LayerKind,
@@ -88,7 +84,7 @@ def _check(job: Job) -> None:
         )
 
 
-def _write(job: Job, path: Path) -> Report:
+def _write(job: Job, path: Path) -> exporters.Report:
     lm, config = job.listed(), job.lm.config
     spec = exporters.spec
     (path / _MODEL).parent.mkdir()
@@ -197,27 +193,6 @@ def _config(job: Job) -> dict[str, Any]:
     return content | {"transformers.js_config": {"dtype": "fp32"}}
 
 
-def _check_texts(job: Job, title: str, calls: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
-    """Refuses a runtime that makes other ids of texts, or another text of a conversation."""
-    assert job.tokenizer is not None
-    for text, ids in zip(calls["texts"], theirs["texts"]):
-        own = job.tokenizer.encode(text, add_special_tokens=False)
-        check_results(job, "tokenizer", title, own, ids)
-    if job.tokenizer.chat_template:
-        check_results(job, "chat template", title, chat_prompt(job), theirs["conversation"])
-
-
-def _asked(job: Job, calls: Mapping[str, Any]) -> dict[str, Any]:
-    has_template = job.tokenizer is not None and bool(job.tokenizer.chat_template)
-    return {**calls, "messages": json.dumps(HELLO) if has_template else None}
-
-
-def _run(job: Job, path: Path, calls: Mapping[str, Any], seconds: float) -> list[list[int]]:
-    theirs = run_runtime(GENAI, path, _asked(job, calls), seconds)
-    _check_texts(job, GENAI.title, calls, theirs)
-    return theirs["prompts"]
-
-
 # --- transformers.js --------------------------------------------------------------------------
 
 _NPM = "@huggingface/transformers"
@@ -233,19 +208,13 @@ def _find_transformers_js() -> None:
         )
 
 
-def _run_in_node(job: Job, path: Path, calls: Mapping[str, Any], seconds: float) -> list[Any]:
-    theirs = run_runtime(TRANSFORMERS_JS, path, _asked(job, calls), seconds)
-    _check_texts(job, TRANSFORMERS_JS.title, calls, theirs)
-    return [up_to_stop(each, job.stop) for each in (*theirs["prompts"], *theirs["batch"])]
-
-
 TRANSFORMERS_JS = Runtime(
     "transformers.js", "transformers.js", (), "genai", _check, _write, find=_find_transformers_js,
-    run=_run_in_node, program=_PROGRAM,
+    program=_PROGRAM,
 )  # fmt: skip
 GENAI = Runtime(
-    "genai", "onnxruntime-genai", ("onnxruntime_genai",), "genai", _check, _write, run=_run,
-    level=4, beside=(TRANSFORMERS_JS,),
+    "genai", "onnxruntime-genai", ("onnxruntime_genai",), "genai", _check, _write, level=4,
+    beside=(TRANSFORMERS_JS,),
 )  # fmt: skip
 
 
@@ -325,7 +294,7 @@ def _find_chromium() -> None:
     browser.check(_PURPOSE)
 
 
-def _write_page(job: Job, path: Path) -> Report | Mapping[str, Any]:
+def _write_page(job: Job, path: Path) -> exporters.Report | Mapping[str, Any]:
     report = GENAI.write(job, path)
     assert job.tokenizer is not None
     about = {"template": job.tokenizer.chat_template, "specialTokens": job.tokenizer.special_tokens}
@@ -340,18 +309,18 @@ def _write_page(job: Job, path: Path) -> Report | Mapping[str, Any]:
 
 def _run_in_browser(
     job: Job, path: Path, calls: Mapping[str, Any], seconds: float
-) -> list[list[int]]:
+) -> dict[str, Any]:
     assert job.tokenizer is not None
     with browser.opened(path, _file("answer.js"), seconds=seconds) as ask:
         for text in calls["texts"]:
             ids = job.tokenizer.encode(text)
             own = [ids, job.tokenizer.decode(ids, skip_special_tokens=True)]
-            check_results(job, "tokenizer", "JavaScript", own, ask({"text": text}))
-        if job.tokenizer.chat_template:
-            theirs = ask({"messages": HELLO})
-            check_results(job, "chat template", "JavaScript", chat_prompt(job), theirs)
+            check_results(job, "tokenizer", WEB.title, own, ask({"text": text}))
         asked = ({"prompt": each, "steps": calls["steps"]} for each in calls["prompts"])
-        return [ask(each) for each in asked]
+        answers = {"prompts": [ask(each) for each in asked]}
+        if calls["messages"]:
+            answers["conversation"] = ask({"messages": calls["messages"]})
+        return answers
 
 
 WEB = Runtime(

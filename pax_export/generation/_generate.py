@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import update_wrapper
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 
@@ -12,14 +12,6 @@ import numpy as np
 from pax_export._foundations.types import DTypeLike, PRNGKey
 from pax_export.generation._buckets import BucketSizes, bucket_sizes, cut_columns
 from pax_export.generation._foreign_keywords import KEYWORDS, explain_keywords
-from pax_export.generation._programs import (
-    GeneratedArrays,
-    Stream,
-    run_prefill,
-    run_to_end,
-    settled,
-    without_cache,
-)
 from pax_export.generation._prompt import (
     Cache,
     Integers,
@@ -35,7 +27,16 @@ from pax_export.generation._prompt import (
     checked_sampler,
     row_keys,
 )
-from pax_export.generation._steps import Settings
+from pax_export.generation._steps import (
+    DecodeState,
+    GeneratedArrays,
+    Settings,
+    run_prefill,
+    run_step,
+    run_to_end,
+    settled,
+    without_cache,
+)
 from pax_export.generation._stops import (
     Decodes,
     Stop,
@@ -160,7 +161,7 @@ def stream(
         "generate.stream", lm, tokens, lengths, mask, max_new_tokens, sampler, key, stop,
         tokenizer, pad, False, cache, max_length, cache_dtype, prefill_chunk,
     )  # fmt: skip
-    return request.stream()
+    return Stream(request)
 
 
 @WithStream.of(stream)
@@ -270,23 +271,22 @@ class GenerationRequest(NamedTuple):
     dtype: Any  # of a new cache
     ends: StringEnds | None
 
-    def stream(self) -> Stream:
-        return Stream(
-            self.operands, self.settings, self.new, self.sizes.room, self.dtype, self.ends
-        )
+    def prefill(self) -> DecodeState:
+        """Returns the state after the prompts and the first token."""
+        room, dtype = self.sizes.room, self.dtype
+        return run_prefill(*self.operands, settings=self.settings, room=room, dtype=dtype)
 
     def at_once(self) -> GeneratedArrays:
         """Returns all tokens, by two programs."""
         lm, settings, sizes = self.operands[0], self.settings, self.sizes
-        state = run_prefill(*self.operands, settings=settings, room=sizes.room, dtype=self.dtype)
         tokens, lengths, log_probs, state = run_to_end(
-            lm, *without_cache(state), sizes.limit, settings=settings, count=sizes.columns
+            lm, *without_cache(self.prefill()), sizes.limit, settings=settings, count=sizes.columns
         )
         return cut_columns(tokens, sizes.limit), lengths, cut_columns(log_probs, sizes.limit), state
 
     def by_steps(self) -> GeneratedArrays:
         """The same token by token, where somebody looks at each."""
-        stream, states = self.stream(), []
+        stream, states = Stream(self), []
         state: Any = None
         for _ in stream:
             state = stream.state
@@ -350,3 +350,55 @@ def make_request(
     sizes = bucket_sizes([lm], read, counts, count, cache=cache, room=room, dtype=dtype)
     operands = lm, sizes.tokens, sizes.lengths, cache, keys, values
     return GenerationRequest(operands, settings, count, sizes, dtype, ends)
+
+
+class Stream(Iterator[np.ndarray]):
+    """An iterator of the tokens of a batch of sequences; the result of `generate.stream`.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, pax_export as pax
+        >>> class Counter(pax.Module):
+        ...     def init_cache(self, batch, max_length, dtype=None):
+        ...         return jnp.zeros(batch, jnp.int32)
+        ...
+        ...     def __call__(self, tokens, cache, lengths=None):
+        ...         return jax.nn.one_hot(tokens + 1, 10), cache
+        >>> stream = pax.generate.stream(Counter(), [[1]], max_new_tokens=2)
+        >>> [int(token[0]) for token in stream]
+        [2, 3]
+    """
+
+    def __init__(self, request: GenerationRequest):
+        self._request, self._left = request, request.new
+        self.state: DecodeState | None = None
+
+    def __next__(self) -> np.ndarray:
+        """The next token of each row, int32 ``[batch]``."""
+        if self._left == 0:
+            raise StopIteration
+        self._left -= 1
+        request = self._request
+        if self.state is None:
+            state = request.prefill()
+        else:
+            # Detached first: after an error in between, the arrays are donated and invalid.
+            old, self.state = self.state, None
+            state = run_step(request.operands[0], *without_cache(old), settings=request.settings)
+        if request.ends is not None:
+            done = request.ends(state.token, state.alive) | np.asarray(state.done)
+            state = state._replace(done=done)
+        self.state = state
+        if np.asarray(state.done).all():
+            self._left = 0
+        return np.asarray(state.token)
+
+    @property
+    def cache(self) -> Any:
+        """The cache with the prompts and all tokens so far, for a next turn.
+
+        Before the first token it is the cache passed to the stream. It is a copy of the cache that
+        the stream continues to write.
+        """
+        if self.state is None:
+            return self._request.operands[3]
+        return settled(self._request.operands[0], self.state)

@@ -13,16 +13,9 @@ import numpy as np
 
 from pax_export._foundations.errors import InvalidArgumentError, TokenizerError, ValidationError
 from pax_export._foundations.optional import find, require
-from pax_export.generation._job import Job
-from pax_export.generation._runtimes import (
-    HELLO,
-    Runtime,
-    chat_prompt,
-    check_results,
-    run_runtime,
-)
+from pax_export.generation._job import Job, Runtime
 from pax_export.generation._tokenizer import Tokenizer
-from pax_export.generation._vocabularies import CUTS, of_gguf
+from pax_export.generation._tokenizer_files import CUTS, of_gguf
 from pax_export.nets import (
     WrittenTensor,
     config_of_gguf,
@@ -312,19 +305,7 @@ def _tensor_type(word: str, special: Mapping[str, bool], unknown: str | None, mo
     return _BYTE if is_byte and model.get("byte_fallback") else _NORMAL
 
 
-def _run(job: Job, path: Path, calls: Mapping[str, Any], seconds: float) -> list[list[int]]:
-    assert job.tokenizer is not None
-    own = chat_prompt(job) if job.tokenizer.chat_template else ""
-    fits = own and len(job.tokenizer.encode(own)) + 1 < job.room
-    theirs = run_runtime(GGUF, path, {**calls, "messages": HELLO if fits else None}, seconds)
-    if fits:  # it leaves out the beginning that its tokenizer adds
-        begin = job.tokenizer.special_tokens["bos_token"] if job.begins else ""
-        found = theirs["conversation"].removeprefix(begin)
-        check_results(job, "chat template", GGUF.title, own.removeprefix(begin), found)
-    return theirs["prompts"]
-
-
 GGUF = Runtime(
-    "gguf", "llama.cpp", ("xllamacpp",), "llamacpp", _check, _write, True, _MARK.encode(),
-    run=_run, ends_at_eos=True,
+    "gguf", "llama.cpp", ("xllamacpp",), "llamacpp", _check, _write, _MARK.encode(),
+    begins_texts=True, ends_at_eos=True,
 )  # fmt: skip

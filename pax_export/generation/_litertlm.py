@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import struct
 import zlib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +18,7 @@ from pax_export._foundations.optional import find, require
 from pax_export._foundations.types import Array
 from pax_export._foundations.wire import Schema
 from pax_export.export.artifact import embedded
-from pax_export.generation._job import Job
-from pax_export.generation._runtimes import (
-    HELLO,
-    Runtime,
-    chat_prompt,
-    check_results,
-    run_runtime,
-)
+from pax_export.generation._job import Job, Runtime
 from pax_export.nets import Decoder, PlacedReading, read_placed
 
 _PURPOSE = 'generation.export(format="litertlm")'
@@ -233,19 +225,7 @@ def _template(job: Job) -> str:
     return named + _TEXTS_OF_PARTS + job.tokenizer.chat_template
 
 
-def _run(job: Job, path: Path, calls: Mapping[str, Any], seconds: float) -> list[str]:
-    assert job.tokenizer is not None
-    has_template = bool(job.tokenizer.chat_template)
-    asked = {**calls, "message": HELLO[0] if has_template else None}
-    theirs = run_runtime(LITERTLM, path, asked, seconds)
-    if has_template:
-        begin = job.tokenizer.special_tokens["bos_token"] if job.begins else ""
-        own = chat_prompt(job).removeprefix(begin)
-        check_results(job, "chat template", LITERTLM.title, own, theirs["conversation"])
-    return theirs["prompts"]
-
-
 LITERTLM = Runtime(
-    "litertlm", "LiteRT-LM", ("litert_lm",), "litertlm", _check, _write, True, _MARK.encode(),
-    ".litertlm", run=_run, reads_texts=True, level=4,
+    "litertlm", "LiteRT-LM", ("litert_lm",), "litertlm", _check, _write, _MARK.encode(),
+    ".litertlm", reads_texts=True, begins_texts=True, level=4,
 )  # fmt: skip

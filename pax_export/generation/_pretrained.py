@@ -10,21 +10,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
-from pax_export._foundations.errors import MissingWeightsFileError
+from pax_export._foundations.errors import InvalidArgumentTypeError, MissingWeightsFileError
 from pax_export._foundations.types import PyTree
-from pax_export.generation._runtimes import (
-    Job,
-    Prompts,
-    Report,
-    Runtime,
-    check_floats,
-    export_for_runtime,
-    generation_file,
-    json_file,
-    tokenizer_files,
-)
+from pax_export.export import Report
+from pax_export.generation._job import Job, Runtime, generation_file, json_file, tokenizer_files
+from pax_export.generation._proof import Prompts
+from pax_export.generation._runtimes import export_for_runtime
 from pax_export.generation._tokenizer import Tokenizer, check_fits
 from pax_export.nets import (
     Decoder,
@@ -34,9 +28,9 @@ from pax_export.nets import (
     hf_config,
     hf_pieces,
 )
+from pax_export.quantization import QuantizedArray
 from pax_export.weights import local_path
 
-_TITLE = "transformers"
 _CODES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F64"}
 
 
@@ -141,7 +135,14 @@ def save_pretrained(
 
 
 def _check(job: Job) -> None:
-    check_floats(job, _TITLE)
+    parts = jax.tree.leaves(job.lm, is_leaf=lambda each: isinstance(each, QuantizedArray))
+    if any(isinstance(each, QuantizedArray) for each in parts):
+        raise InvalidArgumentTypeError(
+            "transformers does not support quantized weights.",
+            where=f"{job.where}: lm",
+            got="quantized weights",
+            write='pax.quantization.dequantize(lm), or generation.export(format="gguf")',
+        )
     hf_config(job.lm.config, job.where)
     _tensors(job)
 
@@ -185,5 +186,5 @@ def _write_safetensors(tensors: Sequence[WrittenTensor], file: Path) -> None:
 
 
 TRANSFORMERS = Runtime(
-    "transformers", _TITLE, ("transformers", "torch"), "transformers", _check, _write
+    "transformers", "transformers", ("transformers", "torch"), "transformers", _check, _write
 )

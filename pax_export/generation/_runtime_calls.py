@@ -2,9 +2,11 @@
 
     python _runtime_calls.py RUNTIME PATH CALLS.json RESULTS.json
 
-``CALLS.json`` has ``prompts`` (lists of ids), ``texts`` (the same as strings), ``steps`` and
-``room``; ``RESULTS.json`` gets the new ids for each prompt, or a string if the runtime returns no
-ids; of all but transformers also the text of a conversation.
+``CALLS.json`` has ``prompts`` (lists of ids), ``texts`` (the same as strings), ``steps``, ``room``,
+``stop`` (ids), ``messages`` (a conversation, or none) and ``begin`` (the token that begins a text).
+``RESULTS.json`` gets ``prompts``, the new ids of each, or a string if the runtime returns no ids;
+and where the runtime has a tokenizer of its own, ``texts``, their ids, and ``conversation``, the
+text that it makes of the messages.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ def genai(path: str, calls: dict[str, Any]) -> dict[str, Any]:
     tokenizer = runtime.Tokenizer(model)
     results: dict[str, Any] = {"texts": [tokenizer.encode(x).tolist() for x in calls["texts"]]}
     if calls["messages"]:
-        results["conversation"] = tokenizer.apply_chat_template(calls["messages"])
+        results["conversation"] = tokenizer.apply_chat_template(json.dumps(calls["messages"]))
     for prompt in calls["prompts"]:
         params = runtime.GeneratorParams(model)
         params.set_search_options(
@@ -60,9 +62,11 @@ def gguf(path: str, calls: dict[str, Any]) -> dict[str, Any]:
     if calls["messages"]:
         asked = {"messages": calls["messages"], "max_tokens": 1, "verbose": True}
         answer = server.handle_chat_completions(asked)
-        if "choices" not in answer:
+        if "choices" in answer:
+            # Its tokenizer adds the beginning.
+            results["conversation"] = answer["__verbose"]["prompt"].removeprefix(calls["begin"])
+        elif "exceed_context_size" not in json.dumps(answer):
             raise RuntimeError(json.dumps(answer)[:500])
-        results["conversation"] = answer["__verbose"]["prompt"]
     return results
 
 
@@ -70,7 +74,7 @@ def litertlm(path: str, calls: dict[str, Any]) -> dict[str, Any]:
     """Runs LiteRT-LM, whose inputs and outputs are strings."""
     runtime: Any = importlib.import_module("litert_lm")
     runtime.set_min_log_severity(runtime.LogSeverity.ERROR)
-    texts, conversation = [], None
+    results: dict[str, Any] = {"prompts": []}
     sampler = runtime.SamplerConfig(top_k=1, top_p=1.0, temperature=1.0, seed=0)
     options = {"max_num_tokens": calls["room"], "cache_dir": ":nocache"}
     with runtime.Engine(path, runtime.Backend.CPU(), **options) as engine:
@@ -82,14 +86,14 @@ def litertlm(path: str, calls: dict[str, Any]) -> dict[str, Any]:
             )
             with session:
                 session.run_prefill([text])
-                texts.append(session.run_decode().texts[0])
-        if calls["message"]:
+                results["prompts"].append(session.run_decode().texts[0])
+        if calls["messages"]:
             with engine.create_conversation() as begun:
-                conversation = begun.render_message_to_string(calls["message"])
-    return {"prompts": texts, "conversation": conversation}
+                results["conversation"] = begun.render_message_to_string(calls["messages"][0])
+    return results
 
 
-def transformers(path: str, calls: dict[str, Any]) -> list[Any]:
+def transformers(path: str, calls: dict[str, Any]) -> dict[str, Any]:
     """Runs transformers, on torch."""
     torch: Any = importlib.import_module("torch")
     models: Any = importlib.import_module("transformers")
@@ -101,7 +105,7 @@ def transformers(path: str, calls: dict[str, Any]) -> list[Any]:
         with torch.no_grad():
             whole = model.generate(ids, attention_mask=torch.ones_like(ids), **options)
         rows.append(whole[0, len(prompt) :].tolist())
-    return rows
+    return {"prompts": rows}
 
 
 def main(runtime: str, path: str, calls: str, results: str) -> None:

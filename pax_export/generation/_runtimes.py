@@ -8,47 +8,45 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
-import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
-import numpy as np
 
-from pax_export import export as exporters
 from pax_export._foundations.check import checked_choice
 from pax_export._foundations.errors import (
     InvalidArgumentError,
     InvalidArgumentTypeError,
-    MissingPackageError,
     NotValidatedWarning,
     TokenizerError,
-    ValidationError,
 )
-from pax_export._foundations.files import atomic, own_files
+from pax_export._foundations.files import own_files
 from pax_export._foundations.files.system import as_path, read_small_file
 from pax_export._foundations.optional import install, is_installed, packages_of
-from pax_export._foundations.types import Array
 from pax_export.core import enable_eval_mode, named_leaves
+from pax_export.export import Report
+from pax_export.export.artifact import embedded
+from pax_export.export.artifact.formats import Format
 from pax_export.export.artifact.report import (
     REPORT_FILE,
     VariableInfo,
     package_versions,
     report_text,
 )
-from pax_export.generation import _runtime_calls
-from pax_export.generation._job import Job, compare_tokens
-from pax_export.generation._prompt import LanguageModel, checked_prompt
+from pax_export.export.pipeline.phases import ExportRun
+from pax_export.generation._job import Job, Runtime
+from pax_export.generation._prompt import LanguageModel
+from pax_export.generation._proof import (
+    Prompts,
+    proof_prompts,
+    prove_beside,
+    prove_continuations,
+)
 from pax_export.generation._tokenizer import Tokenizer, check_fits
-from pax_export.nets import Decoder, generation_config
-from pax_export.quantization import QuantizedArray
-
-Report = exporters.Report
+from pax_export.nets import Decoder
 
 #: Formats for the functions of any net with a cache, and their exporters.
 FUNCTION_FORMATS = {
@@ -57,61 +55,6 @@ FUNCTION_FORMATS = {
     "onnx": "to_onnx",
     "tflite": "to_tflite",
 }
-
-#: A text, texts, or ids of one length or several.
-Prompts = str | Sequence[str | Sequence[int]] | Array
-
-#: Default prompts, and the number of tokens that follow each.
-_TEXTS = (
-    "The capital of France is",
-    "Once upon a time there was a king who had three daughters, and the youngest of them",
-    "def mean(numbers):\n    total = 0\n    for each in numbers:\n",
-)
-_STEPS = 24
-#: Seconds that a runtime has to continue the prompts, and more for each GiB of weights; many,
-#: because threads of several programs wait for each other.
-_SECONDS, _SECONDS_PER_GIB = 1800, 1800
-_LARGEST_REPORT = 1 << 26
-
-
-class Runtime(NamedTuple):
-    """A language-model runtime.
-
-    Attributes:
-        name: the format, and the function of `_runtime_calls`.
-        title: its name in sentences.
-        packages: packages that a validation imports.
-        extra: the extra that installs them.
-        check: refuses, before any work, models that the runtime does not support.
-        write: writes a folder or a file; returns entries for the report, or a report.
-        is_file: whether one file is written.
-        mark: bytes near the beginning of such a file of ours.
-        suffix: the required suffix of the name, if any.
-        find: refuses a validation whose programs are missing.
-        run: continues prompts, instead of the function of `_runtime_calls`; once or several times.
-        reads_texts: whether it takes strings, and tokenizes them itself.
-        level: the default ``accuracy_level`` of quantized products; None if a file has none.
-        ends_at_eos: whether it ends texts at the tokenizer's `eos_token`, whatever the net's are.
-        program: the command that runs prompts, instead of `_runtime_calls`.
-        beside: other runtimes that continue prompts of the same files, where they are installed.
-    """
-
-    name: str
-    title: str
-    packages: tuple[str, ...]
-    extra: str
-    check: Callable[[Job], None]
-    write: Callable[[Job, Path], Report | Mapping[str, Any]]
-    is_file: bool = False
-    mark: bytes = b""
-    suffix: str = ""
-    find: Callable[[], None] | None = None
-    run: Callable[[Job, Path, Mapping[str, Any], float], list[Any]] | None = None
-    reads_texts: bool = False
-    level: Literal[1, 4] | None = None
-    ends_at_eos: bool = False
-    program: tuple[str, ...] = ()
-    beside: tuple[Runtime, ...] = ()
 
 
 def export_for_runtime(
@@ -126,9 +69,17 @@ def export_for_runtime(
     validate: bool = True,
     overwrite: bool = False,
     where: str = "export",
+    **others: object,
 ) -> Report:
     """Writes a language model for a runtime, and has the runtime continue texts as jax does."""
-    began = time.perf_counter()
+    for name, value in others.items():
+        raise InvalidArgumentTypeError(
+            f"Exports for {runtime.title} have no option `{name}`.",
+            where=f"{where}: {name}",
+            got=f"{value!r:.80}",
+            write="tokenizer, max_length, prompts, accuracy_level, validate and overwrite alone, "
+            f"or another format: {', '.join(FUNCTION_FORMATS)}",
+        )
     if not str(as_path(path)).endswith(runtime.suffix):
         raise InvalidArgumentError(
             f"{runtime.title} opens files by their suffix.",
@@ -139,38 +90,29 @@ def export_for_runtime(
     level = (runtime.level or 4) if accuracy_level is None else accuracy_level
     checked_choice(level, (1, 4) if runtime.level else (4,), "accuracy_level")
     checked_choice(overwrite, (True, False), "overwrite")
-    job = replace(_job(runtime, lm, tokenizer, max_length, where), accuracy_level=level)
+    job = _job(runtime, lm, tokenizer, max_length, where, level)
     runtime.check(job)
-    asked = _test_prompts(job, prompts)
-    if runtime.reads_texts and job.tokenizer is not None:
-        ids, asked = asked, [job.tokenizer.encode(text) for text in _prompt_texts(job, asked)]
-        wrong = [row for row, both in enumerate(zip(ids, asked)) if list(both[0]) != both[1]]
-        if wrong and prompts is not None:
-            raise InvalidArgumentError(
-                f"{runtime.title} takes texts, and no text has the ids of this prompt.",
-                where=f"{where}: prompts, row {wrong[0]}",
-                got=str(ids[wrong[0]])[:80],
-                write="prompts=[...] of strings, or of ids of tokenizer.encode(text)",
-            )
+    asked = proof_prompts(runtime, job, prompts)
     validate = _is_tested(runtime, validate, path)
-    path = atomic.absolute(path)
-    writing = atomic.FILE if runtime.is_file else atomic.DIRECTORY
-    ours = _recognize_export(runtime) if overwrite else None
-    writing.check(path, ours)
-    with writing.replace(path, ours) as written:
-        result = runtime.write(job, written)
-        wrote = time.perf_counter()
+    is_file = bool(runtime.mark)
+    run = ExportRun(
+        Format(runtime.name, runtime.title, "", "", "", suffix=runtime.name if is_file else ""),
+        path, validate=validate, overwrite=overwrite, phases=2, ours=_recognize_export(runtime),
+    )  # fmt: skip
+    with run, run.place() as written:
+        with run.phase("write"):
+            result = runtime.write(job, written)
         details, ties, left_out = {}, (), ("not validated",)
         if validate:
-            details, ties = prove_continuations(runtime, job, written, asked)
-            others, more, left_out = _prove_beside(runtime, job, written, asked)
-            details, ties = details | others, ties + more
-        ended = time.perf_counter()
+            with run.phase("validate"):
+                details, ties = prove_continuations(runtime, job, written, asked)
+                others, more, left_out = prove_beside(runtime, job, written, asked)
+                details, ties = details | others, ties + more
         report = result if isinstance(result, Report) else _report(job, result)
         report = replace(
             report,
             target=runtime.name,
-            graph_bytes=written.stat().st_size if runtime.is_file else report.graph_bytes,
+            graph_bytes=written.stat().st_size if is_file else report.graph_bytes,
             versions=package_versions(*_distributions(runtime) if validate else ()),
             validated="process" if validate else None,
             left_out=left_out,
@@ -178,12 +120,11 @@ def export_for_runtime(
             details={**report.details, "runs_in": runtime.title, **details},
             seconds={},
         )
-        if not runtime.is_file:
+        if not is_file:
             names = sorted(own_files.files(written))
             report = replace(report, details={**report.details, "files": names})
             (written / REPORT_FILE).write_text(report_text(report), encoding="utf-8")
-    seconds = {"write": wrote - began, "validate": ended - wrote}
-    return replace(report, seconds={name: round(value, 4) for name, value in seconds.items()})
+    return replace(report, seconds=run.wall_time)
 
 
 def _notes(runtime: Runtime, job: Job) -> list[str]:
@@ -229,6 +170,7 @@ def _job(
     tokenizer: Tokenizer | str | os.PathLike[str] | None,
     max_length: int | str | None,
     where: str,
+    level: Literal[1, 4],
 ) -> Job:
     if not isinstance(net, Decoder):
         raise InvalidArgumentTypeError(
@@ -251,8 +193,7 @@ def _job(
     if runtime.name == "transformers" and scaling is not None and scaling.kind == "longrope":
         # Its texts begin with the frequencies of short ones, and change when they become long.
         room = min(room, scaling.original_length or room)
-    found = _tokenizer(tokenizer, lm, where)
-    return Job(lm, found, room, where, ends_at_eos=runtime.ends_at_eos)
+    return Job(lm, _tokenizer(tokenizer, lm, where), room, where, level, runtime.ends_at_eos)
 
 
 def _tokenizer(
@@ -277,18 +218,6 @@ def _tokenizer(
     return found
 
 
-def check_floats(job: Job, title: str) -> None:
-    """Refuses weights that are no floating-point numbers."""
-    parts = jax.tree.leaves(job.lm, is_leaf=lambda each: isinstance(each, QuantizedArray))
-    if any(isinstance(each, QuantizedArray) for each in parts):
-        raise InvalidArgumentTypeError(
-            f"{title} does not support quantized weights.",
-            where=f"{job.where}: lm",
-            got="quantized weights",
-            write='pax.quantization.dequantize(lm), or generation.export(format="gguf")',
-        )
-
-
 def _is_tested(runtime: Runtime, validate: bool, path: str | os.PathLike[str]) -> bool:
     checked_choice(validate, (True, False), "validate")  # always in a process of the runtime
     if validate and runtime.find:
@@ -311,7 +240,7 @@ def _recognize_export(runtime: Runtime) -> own_files.Recognize:
             if path.is_file():
                 with path.open("rb") as file:
                     return (lambda _: False) if runtime.mark in file.read(4096) else None
-            report = json.loads(read_small_file(path / REPORT_FILE, _LARGEST_REPORT))
+            report = json.loads(read_small_file(path / REPORT_FILE, embedded.BYTES))
             if report["target"] != runtime.name:
                 return None
             return {*report["details"]["files"], REPORT_FILE}.__contains__
@@ -319,158 +248,3 @@ def _recognize_export(runtime: Runtime) -> own_files.Recognize:
             return None
 
     return recognized
-
-
-# --- the proof --------------------------------------------------------------------------------
-
-
-def _test_prompts(job: Job, prompts: Prompts | None) -> list[list[int]]:
-    """Returns the test prompts as ids: of several lengths, and one longer than a window."""
-    if prompts is not None:
-        texts: Any = [prompts] if isinstance(prompts, str) else prompts
-        if job.tokenizer is not None and isinstance(texts, Sequence):
-            texts = [job.tokenizer.encode(x) if isinstance(x, str) else x for x in texts]
-        tokens, lengths = checked_prompt(job.lm, texts, None, f"{job.where}: prompts")
-        asked = [row[:size].tolist() for row, size in zip(np.asarray(tokens), lengths)]
-    else:
-        texts = _TEXTS if job.tokenizer else ()
-        asked = [job.tokenizer.encode(each) for each in texts] if job.tokenizer else []
-        asked = [each for each in asked if len(each) > 1] or [[1 % job.lm.config.vocab_size] * 3]
-        longest = max(asked, key=len)
-        most = job.room - min(_STEPS, job.room // 2)
-        windows = [kind.window for kind in job.lm.config.kinds if kind.window is not None]
-        if windows and windows[0] < most:
-            asked.append((longest * (windows[0] // len(longest) + 2))[: min(windows[0] + 5, most)])
-        asked = [each[:most] for each in asked]
-    longest = max(map(len, asked))
-    if longest >= job.room:
-        raise InvalidArgumentError(
-            "A prompt of the validation must have room after it.",
-            where=f"{job.where}: prompts",
-            got=f"{len(asked)} prompts of up to {longest} tokens, and max_length={job.room}",
-            write="prompts=[...] of texts or lists of ids",
-        )
-    return asked
-
-
-def _prompt_texts(job: Job, prompts: Sequence[Sequence[int]]) -> list[str]:
-    """The texts of prompts, without the token that a runtime puts before each."""
-    assert job.tokenizer is not None
-    own = [x[1:] if job.begins and x[0] == job.begin else x for x in prompts]
-    return [job.tokenizer.decode(each) for each in own]
-
-
-def prove_continuations(
-    runtime: Runtime, job: Job, written: Path, prompts: Sequence[Sequence[int]]
-) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Compares the runtime's continuations with jax's; returns report entries and broken ties.
-
-    Raises:
-        ValidationError: its tokens differ from jax's, and logits are not nearly equal.
-    """
-    steps = min(_STEPS, job.room - max(map(len, prompts)))
-    calls = {"prompts": prompts, "steps": steps, "room": job.room}
-    if job.tokenizer is not None:
-        calls["texts"] = _prompt_texts(job, prompts)
-    size = sum(leaf.nbytes for leaf in jax.tree.leaves(job.lm))
-    seconds = _SECONDS + _SECONDS_PER_GIB * size / 2**30
-    if runtime.run:
-        theirs = runtime.run(job, written, calls, seconds)
-    else:
-        theirs = run_runtime(runtime, written, calls, seconds)
-    job = replace(job, lm=job.in_context())
-    prompts = [*prompts] * (len(theirs) // len(prompts))
-    return compare_tokens(runtime.title, job, prompts, theirs, steps)
-
-
-def _prove_beside(
-    runtime: Runtime, job: Job, written: Path, prompts: Sequence[Sequence[int]]
-) -> tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]:
-    """Compares the other runtimes of the files; also returns which of them are missing."""
-    details, ties, left_out = {}, [], []
-    for other in runtime.beside:
-        try:
-            if other.find:
-                other.find()
-        except MissingPackageError as error:
-            left_out.append(f"{other.title}: {error.got}; {error.write}")
-            continue
-        result, differs = prove_continuations(other, job, written, prompts)
-        details[other.title] = result["tokens"]
-        ties += [f"{other.title}, {each}" for each in differs]
-    return details, tuple(ties), tuple(left_out)
-
-
-#: A conversation that a runtime writes down with the template.
-HELLO = [{"role": "user", "content": "Hello, who are you?"}]
-
-
-def chat_prompt(job: Job) -> str:
-    """The text of `HELLO`, and of the beginning of an answer."""
-    assert job.tokenizer is not None
-    return job.tokenizer.apply_chat_template(HELLO, add_generation_prompt=True, tokenize=False)
-
-
-def check_results(
-    job: Job, what: str, runtime: str, own: str | list[int], theirs: str | list[int]
-) -> None:
-    """Refuses a runtime whose tokenizer or chat template has other results."""
-    if own != theirs:
-        raise ValidationError(
-            f"The {what} has other results in {runtime} than in Python.",
-            where=f"{job.where}: tokenizer",
-            got=f"{theirs!r:.300} where Python says {own!r:.300}",
-            write="validate=False to write the folder all the same, and ids as Python makes them "
-            "in place of texts",
-        )
-
-
-def run_runtime(runtime: Runtime, written: Path, calls: Mapping[str, Any], seconds: float) -> Any:
-    """Runs the runtime in a process of its own.
-
-    Raises:
-        ValidationError: it fails, or exceeds the time limit.
-    """
-    with atomic.scratch() as folder:
-        asked, results = folder / "calls.json", folder / "results.json"
-        asked.write_text(json.dumps(calls), encoding="utf-8")
-        program = runtime.program or (sys.executable, str(_runtime_calls.__file__), runtime.name)
-        quiet = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-        try:
-            done = subprocess.run(
-                [*program, str(written), str(asked), str(results)], capture_output=True, text=True,
-                errors="replace", env=quiet, timeout=seconds,
-            )  # fmt: skip
-            got = (done.stderr or done.stdout or f"exit code {done.returncode}")[-1500:]
-        except subprocess.TimeoutExpired:
-            got = f"no answer to {len(calls['prompts'])} prompts within {seconds:.0f} seconds"
-            done = None
-        if done is None or done.returncode:
-            raise ValidationError(
-                f"{runtime.title} does not run the export.",
-                where=str(written),
-                got=got,
-                write="shorter prompts=[...]; validate=False to look at the export all the same",
-            )
-        return json.loads(results.read_text(encoding="utf-8"))
-
-
-# --- files of tokenizer and configuration --------------------------------------------------------
-
-
-def json_file(content: Mapping[str, Any]) -> bytes:
-    return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()
-
-
-def generation_file(job: Job) -> bytes:
-    """The content of ``generation_config.json``."""
-    defaults = replace(job.lm.config.generation, stop=job.stop, pad=job.pad)
-    return json_file(generation_config(defaults, job.begin))
-
-
-def tokenizer_files(job: Job) -> dict[str, bytes]:
-    """The files of the tokenizer, without an empty template."""
-    if job.tokenizer is None:
-        return {}
-    files = job.tokenizer.files()
-    return {name: content for name, content in files.items() if content}

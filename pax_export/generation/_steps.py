@@ -1,6 +1,6 @@
-"""Prefill and decode steps, shared by all generation functions.
+"""Prefill and decode steps, shared by all generation functions, and the programs of `generate`.
 
-These are pure functions of arrays, which callers compile. The net is called in one way only:
+Steps are pure functions of arrays, which callers compile. The net is called in one way only:
 ``logits, cache = lm(tokens, cache=cache, lengths=lengths)`` appends ``lengths[row]`` tokens at the
 end of each row.
 """
@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass, field, fields
+from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from pax_export._foundations.types import Array
+from pax_export._foundations.types import Array, DTypeLike, PRNGKey
 from pax_export.core import static_key
 from pax_export.generation._prompt import Cache, LanguageModel, check_vocabulary
 from pax_export.generation._stops import TextEnds
@@ -258,3 +259,100 @@ def ends_at(texts: jax.Array, last: jax.Array, alive: jax.Array, stops: TextEnds
             stops.strings.of_texts, shape, texts, last, alive, vmap_method="broadcast_all"
         )
     return found
+
+
+# --- The programs of `generate` and its streams --------------------------------------------------
+
+# One program reads prompts, so a prompt of another size recompiles only that one; another generates
+# all tokens after the first, or a third one token per call.
+
+#: Tokens, how many of each row are meant, log-probabilities, and the state at the end.
+GeneratedArrays = tuple[jax.Array, jax.Array, Any, DecodeState]
+#: A state, the tokens and log-probabilities so far, and how many of each row are meant.
+_Carried = tuple[DecodeState, jax.Array, Any, jax.Array]
+
+
+@partial(jax.jit, static_argnames=("settings", "room", "dtype"))
+def run_prefill(
+    lm: LanguageModel,
+    tokens: Array,
+    lengths: Array,
+    cache: Cache,
+    keys: PRNGKey | None,
+    numbers: Any,
+    *,
+    settings: Settings,
+    room: int,
+    dtype: DTypeLike | None,
+) -> DecodeState:
+    """The state after the prompts and the first token."""
+    if cache is None:
+        cache = lm.init_cache(tokens.shape[0], room, dtype=dtype)
+    return begin_generation(lm, tokens, lengths, cache, keys, settings, numbers)
+
+
+# The cache of the state is donated: the next one is written into it.
+
+
+@partial(jax.jit, static_argnames="settings", donate_argnames="cache")
+def run_step(
+    lm: LanguageModel, cache: Cache, state: DecodeState, *, settings: Settings
+) -> DecodeState:
+    """The state one token later."""
+    return advance_state(lm, state._replace(cache=cache), settings)
+
+
+@partial(jax.jit, static_argnames=("settings", "count"), donate_argnames="cache")
+def run_to_end(
+    lm: LanguageModel,
+    cache: Cache,
+    state: DecodeState,
+    limit: int,
+    *,
+    settings: Settings,
+    count: int,
+) -> GeneratedArrays:
+    """Returns all tokens, including the first."""
+    return generate_rest(lm, state._replace(cache=cache), settings, count, limit)
+
+
+settled = jax.jit(settle_cache)
+
+
+def without_cache(state: DecodeState) -> tuple[Any, DecodeState]:
+    """Splits a state into its cache and the rest."""
+    return state.cache, state._replace(cache=None)
+
+
+def generate_rest(
+    lm: LanguageModel, state: DecodeState, settings: Settings, count: int, limit: int | None = None
+) -> GeneratedArrays:
+    """Generates tokens until all rows have ended."""
+    limit = count if limit is None else limit
+    batch = state.token.shape[0]
+    out = _put(jnp.full((batch, count), settings.pad, jnp.int32), state.token, 0)
+    log_prob = state.log_prob
+    log_probs = (
+        None if log_prob is None else _put(jnp.zeros((batch, count), log_prob.dtype), log_prob, 0)
+    )
+    lengths = state.alive.astype(jnp.int32)
+
+    def goes_on(carried: _Carried) -> jax.Array:
+        state = carried[0]
+        more = state.step < limit
+        return more & ~jnp.all(state.done) if settings.stop or settings.sequences else more
+
+    def step(carried: _Carried) -> Any:
+        state, out, log_probs, lengths = carried
+        column, state = state.step, advance_state(lm, state, settings)
+        if log_probs is not None:
+            log_probs = _put(log_probs, state.log_prob, column)
+        return state, _put(out, state.token, column), log_probs, lengths + state.alive
+
+    carried = state, out, log_probs, lengths
+    state, out, log_probs, lengths = jax.lax.while_loop(goes_on, step, carried)
+    return out, lengths, log_probs, state
+
+
+def _put(columns: jax.Array, column: Any, index: jax.Array | int) -> jax.Array:
+    return jax.lax.dynamic_update_slice_in_dim(columns, column[:, None], index, axis=1)

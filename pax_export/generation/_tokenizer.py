@@ -2,41 +2,38 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import operator
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex
 
 from pax_export._foundations.check import as_named
 from pax_export._foundations.errors import (
     ExportPathError,
     InvalidArgumentTypeError,
+    PaxError,
     TokenizerError,
     a_few,
     errors_in,
-    named_line,
 )
 from pax_export._foundations.files import atomic, system
-from pax_export._foundations.files.own_files import some_names
-from pax_export._foundations.files.system import read_small_file
 from pax_export._foundations.optional import require
-from pax_export.generation._chat_template import JSON, render
 from pax_export.generation._foreign_keywords import TEMPLATE_KEYWORDS
-from pax_export.generation._vocabularies import of_gguf, of_json, reading_tokenizer
+from pax_export.generation._tokenizer_files import JSON, SPECIAL, of_folder, of_gguf
 from pax_export.weights import local_path, open_source
 
 if TYPE_CHECKING:
+    import jinja2
+    import jinja2.parser
     import tokenizers
 
-_LARGEST = 1 << 28  # bytes of a tokenizer.json
 #: The replacement for a character with missing bytes.
 BROKEN = "\N{REPLACEMENT CHARACTER}"
 #: Files of a folder that say otherwise than ``tokenizer_config.json``, or add to it.
 _OVERRIDING = {"chat_template.jinja", "chat_template.json", "special_tokens_map.json"}
-#: The names of special tokens in ``tokenizer_config.json``.
-_SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
 
 
 class Tokenizer:
@@ -118,27 +115,9 @@ class Tokenizer:
             MissingPackageError: tokenizers is not installed.
         """
         path = local_path(path, revision)
-        folder, file = (path, path / "tokenizer.json") if path.is_dir() else (path.parent, path)
-        described = folder / "tokenizer_config.json"
-        content, config = _read_text(file), _optional_json(described)
-        inner = of_json(_with_prefix_space(content, config), str(file))
-        named = {**_optional_json(folder / "special_tokens_map.json"), **config}
-        special = {
-            name: _token_text(named[name]) for name in _SPECIAL if named.get(name) is not None
-        }
-        extra = named.get("extra_special_tokens", named.get("additional_special_tokens"))
-        if isinstance(extra, dict):  # which a chat template may name
-            special |= {name: _token_text(token) for name, token in extra.items()}
-            extra = None
-        with errors_in(described):
-            _add_tokens(inner, config.get("added_tokens_decoder") or {})
-            with reading_tokenizer("additional_special_tokens"):
-                _mark_special(inner, special.values(), map(_token_text, extra or ()))
-            inner.encode_special_tokens = bool(config.get("split_special_tokens"))
-            templates = _named_templates(config.get("chat_template"))
-        templates |= _templates(folder)
-        with errors_in(folder):
-            return cls(inner, special, templates)
+        found = of_folder(path)
+        with errors_in(path if path.is_dir() else path.parent):
+            return cls(*found)
 
     @classmethod
     def from_gguf(cls, path: str | os.PathLike[str]) -> Tokenizer:
@@ -190,9 +169,9 @@ class Tokenizer:
         config: dict[str, Any] = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "clean_up_tokenization_spaces": False,
-            **{name: token for name, token in self.special_tokens.items() if name in _SPECIAL},
+            **{name: token for name, token in self.special_tokens.items() if name in SPECIAL},
         }
-        others = {k: v for k, v in self.special_tokens.items() if k not in _SPECIAL}
+        others = {k: v for k, v in self.special_tokens.items() if k not in SPECIAL}
         if others:
             config["extra_special_tokens"] = others
         if self._inner.encode_special_tokens:
@@ -368,111 +347,8 @@ class Tokenizer:
             "documents": variables.get("documents"),
             "add_generation_prompt": add_generation_prompt,
         }
-        text = render(self.chat_templates[name], filled, where)
+        text = _render(self.chat_templates[name], filled, where)
         return self.encode(text, add_special_tokens=False) if tokenize else text
-
-
-def _read_text(file: Path) -> bytes:
-    try:
-        return read_small_file(file, _LARGEST)
-    except OSError as error:
-        got, folder = named_line(error), file.parent
-        if isinstance(error, FileNotFoundError):
-            is_named = file.name == "tokenizer.json" and folder.is_dir()
-            got = f"a folder with {some_names(folder)}" if is_named else "no file and no folder"
-        raise TokenizerError(
-            "The file of the tokenizer cannot be read.",
-            where=str(file),
-            got=got,
-            write="Tokenizer.from_gguf(path) for a GGUF file; a folder of transformers with older "
-            "files after AutoTokenizer.from_pretrained(folder).save_pretrained(folder)",
-        ) from None
-
-
-def _optional_json(file: Path) -> dict[str, Any]:
-    if not file.exists():
-        return {}
-    with reading_tokenizer(str(file)):
-        found = json.loads(_read_text(file))
-        if not isinstance(found, dict):
-            raise TypeError(f"a JSON object was expected, not {found!r:.200}")
-        return found
-
-
-#: Classes of transformers that make the part of ``tokenizer.json`` anew which adds a space.
-_SPACED = {"GPT2", "Qwen2", "CodeGen", "Cohere", "GPTNeoX", "Roberta", "Llama"}
-
-
-def _with_prefix_space(content: bytes, config: Mapping[str, Any]) -> bytes:
-    """The content of ``tokenizer.json`` with the `add_prefix_space` of its configuration."""
-    kind = str(config.get("tokenizer_class")).removesuffix("Fast").removesuffix("Tokenizer")
-    is_added = config.get("add_prefix_space")
-    if not isinstance(is_added, bool) or kind not in _SPACED:
-        return content
-    try:
-        described = json.loads(content)
-        cutter = described.get("pre_tokenizer") or {}
-        for each in cutter.get("pretokenizers", [cutter]):
-            if each.get("type") == "ByteLevel" and kind != "Llama":
-                each["add_prefix_space"] = is_added
-            if each.get("type") == "Metaspace" and kind == "Llama" and not is_added:
-                each["prepend_scheme"] = "never"
-                after = described["decoder"]["decoders"]
-                after[:] = [each for each in after if each["type"] != "Strip"]
-    except (ValueError, AttributeError, KeyError, TypeError, RecursionError):  # which is refused
-        return content
-    return json.dumps(described).encode()
-
-
-def _token_text(value: JSON) -> str:
-    """A special token, which some files describe in a mapping."""
-    return str(value["content"]) if isinstance(value, dict) and "content" in value else str(value)
-
-
-def _add_tokens(inner: tokenizers.Tokenizer, described: Mapping[str, Any]) -> None:
-    """Adds the tokens of ``tokenizer_config.json`` that ``tokenizer.json`` lacks, by their ids."""
-    make = require("tokenizers", "tokenizers", "Tokenizer").AddedToken
-    flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
-    with reading_tokenizer("added_tokens_decoder"):
-        ordered = sorted(described.items(), key=lambda each: int(each[0]))
-        tokens = [
-            make(token["content"], **{name: token[name] for name in flags if name in token})
-            for _, token in ordered
-        ]
-    inner.add_tokens(tokens)
-
-
-def _mark_special(inner: tokenizers.Tokenizer, named: Iterable[str], extra: Iterable[str]) -> None:
-    """Marks special tokens, so that they are recognized in texts and omitted from them.
-
-    Those without a name may be new in the vocabulary.
-    """
-    marked = {each.content for each in inner.get_added_tokens_decoder().values()}
-    known = [token for token in named if inner.token_to_id(token) is not None]
-    new = [token for token in (*known, *extra) if token not in marked]
-    inner.add_special_tokens(list(dict.fromkeys(new)))
-
-
-def _named_templates(templates: list[dict[str, str]] | str | None) -> dict[str, str]:
-    """The templates of a configuration: one, or a list with names."""
-    if templates is None or isinstance(templates, str):
-        return {} if templates is None else {"default": templates}
-    with reading_tokenizer("chat_template"):
-        return {str(each["name"]): str(each["template"]) for each in templates}
-
-
-def _templates(folder: Path) -> dict[str, str]:
-    """The templates of files of their own."""
-    older = folder / "chat_template.json"
-    with errors_in(older):
-        found = _named_templates(_optional_json(older).get("chat_template"))
-    own = {"default": folder / "chat_template.jinja"}
-    own |= {file.stem: file for file in sorted(folder.glob("additional_chat_templates/*.jinja"))}
-    for name, file in own.items():
-        if file.exists():
-            with reading_tokenizer(str(file)):
-                found[name] = _read_text(file).decode()
-    return found
 
 
 def check_fits(tokenizer: Tokenizer, size: int, where: str) -> None:
@@ -485,3 +361,82 @@ def check_fits(tokenizer: Tokenizer, size: int, where: str) -> None:
             got=f"ids up to {tokenizer.vocab_size - 1} ({last!r:.40}), where the net has {size}",
             write="the tokenizer of the folder or file that the weights are from",
         )
+
+
+# --- chat templates -----------------------------------------------------------------------------
+
+# A template is a program of the model's author, so it runs in jinja2's sandbox with JSON data only.
+_TEMPLATES = "Tokenizer.apply_chat_template"
+
+
+def _render(template: str, variables: Mapping[str, object], where: str) -> str:
+    """Renders a chat template.
+
+    Raises:
+        TokenizerError: the template is wrong, or raises an error itself.
+        InvalidArgumentTypeError: a variable is not JSON.
+    """
+    plain = {name: _plain(value, f"{where}: {name}") for name, value in variables.items()}
+    try:
+        return _compiled(template).render(**plain)
+    except PaxError:
+        raise
+    except Exception as error:  # any exception of the template
+        raise TokenizerError(
+            "The chat template fails.",
+            where=where,
+            got=f"{type(error).__name__}: {error}"[:300],
+            write="messages as its author meant them, or Tokenizer(..., chat_template=another)",
+        ) from error
+
+
+@lru_cache(maxsize=16)
+def _compiled(template: str) -> jinja2.Template:
+    environment = require("jinja2.sandbox", "tokenizers", _TEMPLATES).ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _generation()]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals |= {"raise_exception": _raise, "strftime_now": _now}
+    return environment.from_string(template)
+
+
+def _generation() -> Any:
+    """The block ``{% generation %}``, which marks answers for training: its content."""
+    extension = require("jinja2.ext", "tokenizers", _TEMPLATES).Extension
+
+    def parse(self: object, parser: jinja2.parser.Parser) -> list[Any]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    return type("Generation", (extension,), {"tags": {"generation"}, "parse": parse})
+
+
+def _to_json(
+    value: JSON, ensure_ascii: bool = False, indent: int | None = None,
+    separators: tuple[str, str] | None = None, sort_keys: bool = False,
+) -> str:  # fmt: skip
+    # That of jinja is for pages of HTML.
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _raise(message: str) -> None:
+    raise require("jinja2", "tokenizers", _TEMPLATES).TemplateError(message)
+
+
+def _now(format: str) -> str:
+    return datetime.datetime.now().strftime(format)
+
+
+def _plain(value: object, where: str) -> JSON:
+    # The sandbox does not know what methods of objects do.
+    try:
+        return json.loads(json.dumps(value))
+    except (TypeError, ValueError) as error:
+        raise InvalidArgumentTypeError(
+            "A chat template takes JSON: texts, numbers, lists and dicts.",
+            where=where,
+            got=str(error),
+            write='[{"role": "user", "content": "Hello"}]',
+        ) from None

@@ -3,8 +3,8 @@
 //   node transformers_js.mjs FOLDER CALLS.json RESULTS.json
 //
 // It resolves the package as a script in the current folder would, or from NODE_PATH.  CALLS.json
-// is that of _runtime_calls.py; RESULTS.json gets the new ids of each prompt alone, those of all
-// prompts in one batch, padded on the left, those of each text, and the text of a conversation.
+// and RESULTS.json are those of _runtime_calls.py; the prompts are continued twice, each alone, and
+// all in one batch, padded on the left.
 import { readFileSync, writeFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import { join } from "node:path";
@@ -36,17 +36,20 @@ async function continued(prompts) {
     max_new_tokens: calls.steps,
     repetition_penalty: 1.0,
   });
-  return whole.tolist().map((row) => row.slice(length).map(Number));
+  return whole.tolist().map((row) => {
+    const ids = row.slice(length).map(Number), end = ids.findIndex((id) => calls.stop.includes(id));
+    return end < 0 ? ids : ids.slice(0, end + 1); // without the padding of a batch
+  });
 }
 
 const tokenizer = await AutoTokenizer.from_pretrained(folder);
-const results = { prompts: [], batch: [], texts: [], conversation: null };
+const results = { prompts: [], texts: [] };
 for (const each of calls.prompts) results.prompts.push(...(await continued([each])));
 for (const each of calls.texts)
   results.texts.push(tokenizer.encode(each, { add_special_tokens: false }).map(Number));
-results.batch = await continued(calls.prompts);
+results.prompts.push(...(await continued(calls.prompts)));
 if (calls.messages) {
-  results.conversation = tokenizer.apply_chat_template(JSON.parse(calls.messages), {
+  results.conversation = tokenizer.apply_chat_template(calls.messages, {
     add_generation_prompt: true,
     tokenize: false,
   });

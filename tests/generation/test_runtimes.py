@@ -16,7 +16,7 @@ import pytest
 
 import pax_export as pax
 from pax_export.generation import Tokenizer
-from pax_export.generation._vocabularies import of_gguf
+from pax_export.generation._tokenizer_files import of_gguf
 from tests.adapters.layers import disturbed
 from tests.closeness import assert_close
 from tests.generation.test_tokenizer import LETTERS, TEMPLATE, byte_level
@@ -164,13 +164,13 @@ def test_invalid_arguments_are_refused_before_any_work(format, tmp_path, monkeyp
         (kind, "export", "Linear", {"lm": pax.Linear(2, 3)}),
         (value, "validate", "'process'", {"validate": "process"}),
         (value, "overwrite", "'no'", {"overwrite": "no"}),
+        (kind, "export: sampler", "greedy()", {"sampler": pax.generation.samplers.greedy()}),
+        (kind, "export: signatures", "['decode']", {"signatures": ["decode"]}),
+        (kind, "export: opset", "20", {"opset": 20}),
     ):
         given = {"lm": lm, "tokenizer": tokenizer, "max_length": 16, **options}
         with refused(error, got, where=where):
             export(path=tmp_path / f"served.{format}", format=format, **given)
-    for option in ({"sampler": pax.generation.samplers.greedy()}, {"signatures": ["decode"]}):
-        with pytest.raises(TypeError, match=next(iter(option))):
-            export(lm, tmp_path / f"served.{format}", format=format, **option)
     assert not (tmp_path / f"served.{format}").exists()
 
 
@@ -188,7 +188,7 @@ def test_a_text_that_ends_inside_a_letter_is_compared(job):
     decode, part = job.tokenizer.decode, ids[:-1]  # the last letter has two bytes
     assert decode(part).endswith("\N{REPLACEMENT CHARACTER}")
     for text in (decode(part), decode(part).rstrip("\N{REPLACEMENT CHARACTER}")):
-        assert pax.generation._job._ids_of(job, part, text) == part
+        assert pax.generation._proof._ids_of(job, part, text) == part
 
 
 def test_a_tokenizer_is_for_whole_models(tmp_path):
@@ -208,10 +208,10 @@ def job(tmp_path):
 
 def proved(job, monkeypatch, change, prompts=((5, 6, 7), (8, 9))):
     """What the proof says of a runtime whose tokens are those of jax, changed."""
-    room = pax.generation._runtimes
-    said = pax.generation._job._greedy_tokens(job, prompts, 24)
+    room = pax.generation._proof
+    said = pax.generation._proof._greedy_tokens(job, prompts, 24)
     made = {"prompts": change(said), "conversation": room.chat_prompt(job)}
-    monkeypatch.setattr(pax.generation._gguf, "run_runtime", lambda *_: made)
+    monkeypatch.setattr(pax.generation._proof, "run_runtime", lambda *_: made)
     return room.prove_continuations(
         pax.generation._export.RUNTIMES["gguf"], job, Path("served"), prompts
     )
@@ -238,7 +238,7 @@ def with_stops(lm: pax.nets.Decoder, *stop: int) -> pax.nets.Decoder:
 
 def test_a_runtime_that_does_not_stop_is_refused(job, monkeypatch):
     prompts = ((5, 6, 7), (8, 9))
-    said = pax.generation._job._greedy_tokens(job, prompts, 24)
+    said = pax.generation._proof._greedy_tokens(job, prompts, 24)
     stop = next(each for each in said[1][:-2] if each not in said[0])
     job = dataclasses.replace(job, lm=with_stops(job.lm, stop))
     ended = said[1][: said[1].index(stop) + 1]
@@ -272,26 +272,26 @@ def test_texts_of_a_runtime_are_compared(job, monkeypatch):
     runtime, ids = pax.generation._export.RUNTIMES["genai"], job.tokenizer.encode
     prompts = [ids("help"), ids("he 12")]
     theirs = {
-        "prompts": pax.generation._job._greedy_tokens(job, prompts, 24),
+        "prompts": pax.generation._proof._greedy_tokens(job, prompts, 24),
         "texts": prompts,
         "conversation": job.tokenizer.apply_chat_template(
-            pax.generation._runtimes.HELLO, add_generation_prompt=True, tokenize=False
+            pax.generation._proof.HELLO, add_generation_prompt=True, tokenize=False
         ),
     }
-    prove = pax.generation._runtimes.prove_continuations
+    prove = pax.generation._proof.prove_continuations
     for key, other, said in (
         ("texts", prompts, None),
         ("texts", [*prompts[:1], [2]], "The tokenizer .* onnxruntime-genai"),
         ("conversation", "user", "The chat template .* onnxruntime-genai"),
     ):
         made = {**theirs, key: other}
-        monkeypatch.setattr(pax.generation._genai, "run_runtime", lambda *_, made=made: made)
+        monkeypatch.setattr(pax.generation._proof, "run_runtime", lambda *_, made=made: made)
         if said is None:
             assert prove(runtime, job, Path("served"), prompts)[0]["tokens"].startswith("48 of 48")
             continue
         with pytest.raises(pax.errors.ValidationError, match=said):
             prove(runtime, job, Path("served"), prompts)
-    monkeypatch.setattr(pax.generation._gguf, "run_runtime", lambda *_: made)
+    monkeypatch.setattr(pax.generation._proof, "run_runtime", lambda *_: made)
     with refused(pax.errors.ValidationError, "The chat template", "llama.cpp"):
         prove(pax.generation._export.RUNTIMES["gguf"], job, Path("served"), prompts)
 
@@ -322,12 +322,12 @@ def test_a_template_for_litert_lm_takes_parts_of_texts(job, monkeypatch):
     for given in (messages, parts):
         assert tokenizer.apply_chat_template(given, tokenize=False) == expected
     prompts = [job.tokenizer.encode("help")]
-    said = pax.generation._job._greedy_tokens(job, prompts, 24)
+    said = pax.generation._proof._greedy_tokens(job, prompts, 24)
     theirs = {"prompts": said, "conversation": "user: [{"}
-    monkeypatch.setattr(pax.generation._litertlm, "run_runtime", lambda *_: theirs)
+    monkeypatch.setattr(pax.generation._proof, "run_runtime", lambda *_: theirs)
     runtime = pax.generation._export.RUNTIMES["litertlm"]
     with pytest.raises(pax.errors.ValidationError, match="The chat template .* LiteRT-LM"):
-        pax.generation._runtimes.prove_continuations(runtime, job, Path("served"), prompts)
+        pax.generation._proof.prove_continuations(runtime, job, Path("served"), prompts)
 
 
 def test_ties_may_differ_and_are_reported(job, monkeypatch):
@@ -337,7 +337,7 @@ def test_ties_may_differ_and_are_reported(job, monkeypatch):
     lm = lm.set_attribute("embed", lm.embed.set_attribute("weight", jax.numpy.asarray(twins)))
     job = dataclasses.replace(job, lm=lm)
     prompts = ((5, 6, 7),)
-    own = pax.generation._job._greedy_tokens(job, prompts, 24)[0]
+    own = pax.generation._proof._greedy_tokens(job, prompts, 24)[0]
     at = next((at for at, each in enumerate(own) if each < 70), None)
     if at is None:
         pytest.skip("no token of these has a twin")
@@ -349,7 +349,7 @@ def test_ties_may_differ_and_are_reported(job, monkeypatch):
 
 
 def test_a_runtime_that_does_not_end_is_stopped(job, monkeypatch, tmp_path):
-    room = pax.generation._runtimes
+    room = pax.generation._proof
     (tmp_path / "sleeps.py").write_text("import time\ntime.sleep(600)")
     monkeypatch.setattr(room._runtime_calls, "__file__", str(tmp_path / "sleeps.py"))
     monkeypatch.setattr(room, "_SECONDS", 0.5)
@@ -360,21 +360,21 @@ def test_a_runtime_that_does_not_end_is_stopped(job, monkeypatch, tmp_path):
 
 
 def test_another_runtime_of_a_folder_is_compared_or_missed_by_name(job, monkeypatch):
-    genai, room = pax.generation._genai, pax.generation._runtimes
+    genai, room = pax.generation._genai, pax.generation._proof
     runtime, prompts = pax.generation._export.RUNTIMES["genai"], ((5, 6, 7), (8, 9))
     monkeypatch.setattr(genai.shutil, "which", lambda name: None)
-    details, _, left_out = room._prove_beside(runtime, job, Path("served"), prompts)
+    details, _, left_out = room.prove_beside(runtime, job, Path("served"), prompts)
     assert not details and "npm install @huggingface/transformers" in left_out[0]
     monkeypatch.setattr(genai.shutil, "which", str)
     monkeypatch.setattr(genai, "_PROGRAM", (sys.executable, "-c", ""))
-    said = pax.generation._job._greedy_tokens(job, prompts, 24)
-    theirs = {"prompts": said, "batch": said, "texts": [], "conversation": room.chat_prompt(job)}
-    monkeypatch.setattr(genai, "run_runtime", lambda *_: theirs)
-    details, ties, left_out = room._prove_beside(runtime, job, Path("served"), prompts)
+    said = pax.generation._proof._greedy_tokens(job, prompts, 24)
+    theirs = {"prompts": said * 2, "texts": [], "conversation": room.chat_prompt(job)}
+    monkeypatch.setattr(room, "run_runtime", lambda *_: theirs)
+    details, ties, left_out = room.prove_beside(runtime, job, Path("served"), prompts)
     assert details["transformers.js"].startswith("96 of 96") and not ties and not left_out
-    theirs["batch"] = [said[0], [(each + 1) % 270 for each in said[1]]]
+    theirs["prompts"] = [*said, said[0], [(each + 1) % 270 for each in said[1]]]
     with refused(pax.errors.ValidationError, "transformers.js continues", "prompt 3"):
-        room._prove_beside(runtime, job, Path("served"), prompts)
+        room.prove_beside(runtime, job, Path("served"), prompts)
 
 
 def test_a_missing_runtime_is_reported(tmp_path, monkeypatch):

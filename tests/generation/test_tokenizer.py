@@ -10,7 +10,7 @@ import pytest
 
 import pax_export as pax
 from pax_export.generation import Tokenizer
-from pax_export.generation._vocabularies import of_gguf
+from pax_export.generation._tokenizer_files import of_gguf
 from tests.generation.nets import write_llama
 from tests.refusals import refused
 

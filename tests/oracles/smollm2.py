@@ -23,7 +23,8 @@ import jax
 import numpy as np
 
 import pax_export as pax
-from pax_export.generation._job import Job, compare_tokens
+from pax_export.generation._job import Job
+from pax_export.generation._proof import compare_tokens
 from tests.memory import peak
 
 ROOM, STEPS = 256, 24

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from pax_export._foundations.check import checked_choice
 from pax_export._foundations.errors import InvalidArgumentTypeError, MissingPackageError
@@ -37,7 +37,10 @@ class Progress:
     """The phases of one save with their durations, shown on stderr after a second or an import.
 
     A notebook shows a progress bar, a terminal with rich a live line, others a line per phase.
+    An export within another one shows nothing.
     """
+
+    _saving: ClassVar[set[int]] = set()  # threads
 
     def __init__(self, total: int, patience: float = PATIENCE):
         self.seconds: dict[str, float] = {}
@@ -49,6 +52,8 @@ class Progress:
         self._timer.daemon = True
 
     def __enter__(self) -> Self:
+        self._is_inner = threading.get_ident() in self._saving
+        self._saving.add(threading.get_ident())
         self._timer.start()
         return self
 
@@ -58,6 +63,8 @@ class Progress:
             if self._shown is not None:
                 self._shown.close()
                 self._shown = None
+        if not self._is_inner:
+            self._saving.discard(threading.get_ident())
 
     @contextmanager
     def phase(self, name: str) -> Generator[None]:
@@ -84,7 +91,7 @@ class Progress:
 
     def _begin_display(self) -> None:
         with self._lock:
-            if self._shown is None:
+            if self._shown is None and not self._is_inner:
                 self._shown = _choose_display(self._total)
                 self._show_phase()
 

@@ -54,6 +54,20 @@ def test_a_phase_keeps_its_number_when_it_is_over_or_comes_again(capfd):
     ]
 
 
+def test_an_export_within_another_one_shows_nothing(capfd):
+    with Progress(2, patience=60) as outer, outer.phase("write"):
+        with Progress(2, patience=60) as inner, inner.loading("a runtime", "not_imported"):
+            pass
+        with outer.loading("a runtime", "not_imported"):
+            pass
+    with Progress(1, patience=60) as later, later.loading("another", "not_imported"):
+        pass
+    assert capfd.readouterr().err.splitlines() == [
+        "pax_export: load a runtime (2/2)",
+        "pax_export: load another (1/1)",
+    ]
+
+
 def test_a_terminal_gets_a_bar(capfd, monkeypatch):
     monkeypatch.setattr(showing.sys.stderr, "isatty", lambda: True, raising=False)
     with Progress(2, patience=0.0) as progress, progress.phase("lower"):
