@@ -188,8 +188,17 @@ class Vmap(Lifted):
     keys are split: each inner module draws its own keys from an `RngSeq`. The options are those of
     `vmap`, in which the stacked module is the first argument.
 
-    ``axis_size`` is the number of modules, and ``state_axes`` says which leaves are separate for
-    each of them. Without ``"params"`` in ``split_rngs`` all modules are built equal.
+    Args:
+        ctor: a class of modules, or another constructor.
+        in_axes: the axis along which each positional argument of a call is mapped.
+        out_axes: the axis along which results are stacked.
+        axis_name: a name for collectives such as `jax.lax.pmean`.
+        axis_size: the number of modules.
+        spmd_axis_name: as in `jax.vmap`.
+        in_axes_kwargs: the same as ``in_axes`` for keyword arguments.
+        state_axes: which leaves are separate for each module, and at which axis.
+        split_rngs: as in `vmap`; without ``"params"`` all modules are built equal.
+        transform_metadata: ``{PARTITION_NAME: name}`` names the stacked axis in partition specs.
 
     Attributes:
         vmap_module: the inner module, with stacked arrays.
@@ -232,9 +241,21 @@ class Scan(Lifted):
     and returns ``(carry, y)``. The options are those of `scan`, in which the stacked module is the
     first argument.
 
-    ``length`` is the number of layers, and ``carry_argnum`` is 1, behind the module. ``state_axes``
-    says which leaves are separate for each layer; all others are shared, and passed from layer to
-    layer. Without ``"params"`` in ``split_rngs`` all layers are built equal.
+    Args:
+        ctor: a class of modules, or another constructor.
+        length: the number of layers.
+        reverse: whether to go from the last layer to the first.
+        unroll: the number of loop iterations to unroll; True for all.
+        _split_transpose: as in `jax.lax.scan`.
+        in_axes: the axis along which each positional argument of a call is sliced.
+        in_axes_kwargs: the same for keyword arguments.
+        out_axes: the axis along which ``y`` is stacked.
+        carry_argnum: which argument is the carry; the module is number 0.
+        state_axes: which leaves are separate for each layer, and at which axis; all others are
+            shared, and passed from layer to layer.
+        split_rngs: as in `scan`; without ``"params"`` all layers are built equal.
+        transform_metadata: ``{PARTITION_NAME: name}`` names the stacked axis in partition specs.
+        scan_output: whether there is a ``y``; if not, the inner call returns the carry.
 
     Attributes:
         scan_module: the inner module, with stacked arrays.
