@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import numpy as np
+from jax import lax
 from jax.extend import source_info_util
 
 from pax_export._foundations.jax import needed_part
@@ -95,6 +96,10 @@ def _inlined(
         equation = with_bodies(equation, _flat_body)
         traceback, stack = _source([*chain, equation])
         with source_info_util.user_context(traceback, name_stack=stack):
+            if equation.primitive.name == "mul":  # no target has jax's `out_dtype`
+                dtype = equation.outvars[0].aval.dtype
+                if equation.invars[0].aval.dtype != dtype:
+                    operands = [lax.convert_element_type(each, dtype) for each in operands]
             of_jax = FASTER_IN_JAX.get(equation.primitive.name)
             if of_jax is not None:
                 return [of_jax(*operands, **equation.params)]

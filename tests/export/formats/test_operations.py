@@ -4,6 +4,7 @@ The numbers have NaN, infinities, ties, zeros of both signs and the ends of thei
 """
 
 from functools import partial
+from inspect import signature
 
 import jax
 import jax.numpy as jnp
@@ -743,6 +744,23 @@ def test_a_product_that_overflows_is_not_undone(check, dtype):
     # TensorFlow's optimizer multiplies by the quotient of both.
     targets = PLAIN if dtype == "int32" else PLAIN[:2]
     check(run, (x,), specs=spec("n", dtype), rtol=0, atol=0, targets=targets)
+
+
+@pytest.mark.skipif("out_dtype" not in signature(lax.mul).parameters, reason="jax before 0.12")
+@pytest.mark.parametrize(("dtype", "wide"), [("int8", "int32"), ("float16", "float32")])
+def test_a_product_of_a_wider_dtype(check, dtype, wide):
+    x = np.array([1, -2, 100, 127], dtype)
+    three = np.asarray(100, dtype)
+
+    def run(x):
+        each = partial(lax.mul, out_dtype=wide)
+        return {
+            "square": each(x, x),
+            "of_one": each(x, three),
+            "loop": lax.map(lambda y: each(y, y), x),
+        }
+
+    check(run, (x,), specs=spec("4", dtype), rtol=0, atol=0, targets=(*PLAIN, "saved_model"))
 
 
 ENTRIES = np.where(np.random.default_rng(3).random((6, 6)) < 0.4, 1.5, 0).astype(np.float32)
