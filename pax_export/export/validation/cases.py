@@ -137,7 +137,7 @@ class SignatureCases:
     def check_end(self, function: Callable[..., Sequence[Any]], operands: Sequence[Any]) -> None:
         """Refuses loops that do not end for random inputs."""
         if not self.examples and self.program is not None:
-            if "while" in jaxpr_primitives(self.program):
+            if "while" in jaxpr_primitives(self.traced.program):
                 check_loops_end(function, operands, self.key)
 
     def gradient_steps(self, case: Case) -> Iterator[CaseStep]:
@@ -330,10 +330,10 @@ class ProgramCases(SignatureCases):
 
         exact = {**case.unchanged, **case.expected}
         operands = [*self.leaves, *case.inputs.values()]
-        if gradients is None and "sort" in jaxpr_primitives(self.program):
+        if gradients is None and "sort" in jaxpr_primitives(self.traced.program):
             stable = rewritten(jax.make_jaxpr(self.traced.function)(operands), _stable_sort)
             yield self.named_results(jaxpr_as_fun(stable)(*operands)), {}, 1.0
-        for allowed in tolerances(run, operands, exact, self.program):
+        for allowed in tolerances(run, operands, exact, self.traced.program):
             yield case.expected, allowed, 1.0
 
 

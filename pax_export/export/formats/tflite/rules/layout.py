@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from pax_export._foundations.types import Size
 from pax_export.export.formats.tflite.builder import moves
 from pax_export.export.formats.tflite.builder import operators as lite
 from pax_export.export.formats.tflite.builder.graph import Tensor, TensorLike
@@ -121,7 +122,7 @@ def padded(op: Operation, x: Tensor, value: TensorLike, widths: Sequence[Sequenc
 
 
 def _padded_axis(
-    op: Operation, x: Tensor, value: TensorLike, axis: int, low: TensorLike, high: object
+    op: Operation, x: Tensor, value: TensorLike, axis: int, low: Size, high: Size
 ) -> Any:
     logical = x.dtype == lite.bool_
     if logical:
