@@ -34,8 +34,9 @@ from pax_export.export.tracing.exportable import Model
 from pax_export.export.tracing.inputs import Inputs, bind_inputs, constraints_on
 from pax_export.export.tracing.models import make_exportable
 from pax_export.export.tracing.programs import Program
+from pax_export.export.validation.endless_loops import check_loops_end
 from pax_export.export.validation.integers import compare_quantized
-from pax_export.export.validation.probes import Budget, check_loops_end, probes
+from pax_export.export.validation.probes import Budget, probes
 from pax_export.export.validation.serve import Arrays
 from pax_export.export.validation.validate import (
     TOLERANCE,

@@ -100,7 +100,7 @@ def test_a_loop_that_does_not_end_for_random_inputs_is_named(tmp_path, monkeypat
     def count(x):
         return jax.lax.while_loop(lambda n: n < 5, lambda n: n + x.mean().astype(int), 0)
 
-    monkeypatch.setattr("pax_export.export.validation.probes._PATIENCE", 0.5)
+    monkeypatch.setattr("pax_export.export.validation.endless_loops._PATIENCE", 0.5)
     with pytest.raises(ValidationError, match="does not end") as caught:
         to_onnx(count, tmp_path / "net.onnx", spec("3"))
     assert caught.value.where.startswith("test_validate.py:")

@@ -37,7 +37,7 @@ UNPROMISED = {
     "export/symbolic_numpy.py": {"jax.extend.core.jaxpr_as_fun"},
     "export/validation/cases.py": {"jax.extend.core.jaxpr_as_fun"},
     "export/validation/decompositions.py": {"jax.extend.core.jaxpr_as_fun"},
-    "export/validation/probes.py": {"jax.extend.core.jaxpr_as_fun"},
+    "export/validation/endless_loops.py": {"jax.extend.core.jaxpr_as_fun"},
     "export/formats/stablehlo/files.py": {
         "jax.extend.mlir.dialects.stablehlo",
         "jax.interpreters.mlir",
