@@ -35,9 +35,6 @@ _BITS = {
 
 #: Session option for float32 products of quantized weights, as stored in the file.
 _EXACTLY = ("session.qdq_matmulnbits_accuracy_level", "1")
-#: Without it, pairs of products of integers overflow in 16 bits on x86 processors without VNNI
-#: (onnxruntime 1.32; `test_products_of_large_integers` fails there without it).
-_NO_OVERFLOW = ("session.x64quantprecision", "1")
 
 
 def opened(
@@ -51,7 +48,6 @@ def opened(
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3  # errors; conversion leaves parts that cause warnings
     options.add_session_config_entry("session.disable_prepacking", str(int(lean)))
-    options.add_session_config_entry(*_NO_OVERFLOW)
     if exactly:
         options.add_session_config_entry(*_EXACTLY)
     session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
