@@ -344,7 +344,7 @@ def _with_inputs(
     net: Weights, arrays: Arrays, calls: Calls, activations: str
 ) -> tuple[Arrays, dict[str, str]]:
     """Returns the arrays with rounded inputs; and those without, with reasons."""
-    inputs: Mapping[str, DynamicInputs | StaticInputs] = dict.fromkeys(arrays, DynamicInputs())
+    inputs: dict[str, DynamicInputs | StaticInputs] = {name: DynamicInputs() for name in arrays}
     outputs: Mapping[str, OutputRange] = {}
     if activations != "dynamic":
         ranks = {target.name: target.rank for target in net.targets}

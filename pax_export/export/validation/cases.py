@@ -138,7 +138,7 @@ class SignatureCases:
     def check_end(self, function: Callable[..., Sequence[Any]], operands: Sequence[Any]) -> None:
         """Refuses loops that do not end for random inputs."""
         if not self.examples and self.program is not None:
-            if "while" in jaxpr_primitives(self.traced.program):
+            if "while" in jaxpr_primitives(self.program):
                 check_loops_end(function, operands, self.key)
 
     def gradient_steps(self, case: Case) -> Iterator[CaseStep]:
