@@ -65,7 +65,7 @@ def checked_even(value: int, where: str) -> int:
 def require_divisor(
     number: int, parts: str, whole: int, of: str, where: str, write: str | None = None
 ) -> None:
-    """Raises unless so many parts, such as heads, divide so many channels."""
+    """Raises if the channels cannot be split into this number of parts, such as heads."""
     if whole % number:
         raise InvalidArgumentError(
             f"The number of {parts} must divide that of {of}.",

@@ -120,7 +120,7 @@ def check_file(path: Path, ours: Recognize) -> None:
 
 
 def unusual_file_error(path: Path, kind: str) -> ExportPathError:
-    """There is something that is no regular file."""
+    """Returns the error for a path that is a device, a socket or a pipe, not a regular file."""
     return ExportPathError(
         "The path is not a regular file, so it is not replaced.",
         where=str(path),

@@ -16,7 +16,7 @@ from pax_export._foundations.wire.content import (
 )
 from pax_export._foundations.wire.protobuf import Message, MessageFields, to_signed
 
-#: A longer list of tables is none.
+#: A list that claims to hold more tables than this is damaged.
 _MOST = 1_000_000
 #: A list takes four bytes for an entry, and is read a few times.  Many tables that have one
 #: long list in common would make hours of work of a small file.

@@ -254,7 +254,7 @@ def _adjoint(builder: NodeBuilder, x: Output) -> Output:
 
 
 def _of_finite(builder: NodeBuilder, x: Output, factorize: Callable) -> list[Output]:
-    """Values, which are real, and vectors of matrices of finite numbers; NaN of others."""
+    """Returns real values and vectors, of `factorize`; NaN for matrices that are not finite."""
     size = builder("ComplexAbs", x, Tout=np.finfo(x.dtype).dtype) if x.dtype.kind == "c" else x
     finite = builder("All", builder("IsFinite", size), [-2, -1], keep_dims=True)
     flags = builder("Squeeze", finite, squeeze_dims=[-1])
