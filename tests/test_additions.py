@@ -179,15 +179,18 @@ USES = {
 }  # fmt: skip
 
 FOUND = """
-import importlib, pathlib, sys
-import numpy as np
-room = importlib.import_module({package!r}.rpartition(".")[0])
-spec = importlib.util.find_spec({package!r})
-spec.submodule_search_locations.append({folder!r})
-module = importlib.util.module_from_spec(spec)
-sys.modules[{package!r}] = module
-spec.loader.exec_module(module)
+import pathlib, sys
+from importlib.machinery import PathFinder
+class WithOneFileMore(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        spec = super().find_spec(name, path, target)
+        if name == {package!r}:
+            spec.submodule_search_locations.append({folder!r})
+        return spec
+sys.meta_path.insert(0, WithOneFileMore)
 import jax
+import numpy as np
 import pax_export as pax
 {use}
 """
