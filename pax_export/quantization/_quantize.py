@@ -344,7 +344,8 @@ def _with_inputs(
     net: Weights, arrays: Arrays, calls: Calls, activations: str
 ) -> tuple[Arrays, dict[str, str]]:
     """Returns the arrays with rounded inputs; and those without, with reasons."""
-    inputs: dict[str, DynamicInputs | StaticInputs] = {name: DynamicInputs() for name in arrays}
+    inputs: Mapping[str, DynamicInputs | StaticInputs]
+    inputs = {name: DynamicInputs() for name in arrays}
     outputs: Mapping[str, OutputRange] = {}
     if activations != "dynamic":
         ranks = {target.name: target.rank for target in net.targets}

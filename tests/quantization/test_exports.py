@@ -396,3 +396,40 @@ def test_static_inputs_of_groups_are_rounded_by_the_kernel(tmp_path):
     ort.InferenceSession(tmp_path / "m.onnx", options)
     names = [node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node]
     assert names.count("MatMulNBits") == report.details["quantized"]["in integers"] == 2
+
+
+def ones(net, x):
+    """A net and inputs of which onnxruntime's sums of two products overflow on x86 without VNNI."""
+    weights = jax.tree.map(lambda each: jnp.ones_like(each) if each.ndim > 1 else each, net)
+    return weights, np.ones(x, np.float32)
+
+
+def convolutions():
+    return pax.Sequential(pax.Conv2D(4, 4, 3), jax.nn.relu, pax.Conv2D(4, 4, 3))
+
+
+@pytest.mark.parametrize("overflows", [False, True])
+@pytest.mark.parametrize(
+    "build, shape, activations",
+    [
+        (lambda: pax.Linear(64, 4), (2, 64), "static"),
+        (lambda: pax.Linear(64, 4), (2, 64), "dynamic"),
+        (convolutions, (2, 8, 8, 4), "static"),
+    ],
+)
+def test_products_of_large_integers(build, shape, activations, overflows, tmp_path):
+    onnx, ort = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
+    net, x = ones(build(), shape)
+    small, *_ = quantize(net, [x], activations=activations)
+    path = tmp_path / "net.onnx"
+    to_onnx(small, path, spec(", ".join(map(str, shape))), validate=False)
+    if overflows:  # as on a processor without VNNI
+        model = onnx.load(path)
+        arrays = [onnx.numpy_helper.to_array(each) for each in model.graph.initializer]
+        (index,) = (at for at, each in enumerate(arrays) if each.tolist() == 2 * 255 * 127)
+        sums = model.graph.initializer[index]
+        sums.CopyFrom(onnx.numpy_helper.from_array(np.array(0, np.int32), sums.name))
+        onnx.save(model, path)
+    session = ort.InferenceSession(path)
+    (found,) = session.run(None, {session.get_inputs()[0].name: x})
+    assert_close(found, small(x), rtol=0.02)

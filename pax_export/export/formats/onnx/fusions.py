@@ -102,8 +102,7 @@ def _is_left_out(builder: GraphBuilder, node: NodeProto, readers: Any) -> bool:
 
 def _fused(builder: GraphBuilder, node: NodeProto, x: RoundedInputs, kernel: Any) -> str:
     weight, order = kernel
-    name = weight.written(order, fused=True)
-    operands = [node.input[0], name]
+    operands = [node.input[0], weight.as_kernel(order)]
     for bias in (builder.initializers[name] for name in node.input[2:]):
         scale = weight.scale_with(x)
         scales = builder.initializers[scale]
@@ -140,7 +139,9 @@ def arithmetic(builder: GraphBuilder, nodes: Sequence[Any], wanted: Collection[s
             producers[each].op_type if each in producers else "" for each in (node.input[0], name)
         ]
         parted = node.op_type == "MatMul" and before[0] == "DequantizeLinear"
-        return node.op_type.endswith("Integer") or (before[1] == "DequantizeLinear" and not parted)
+        return node.op_type.endswith("Integer") or (
+            before[1] in ("DequantizeLinear", "If") and not parted
+        )
 
     multiplied: dict[bool, set[str]] = {True: set(), False: set()}
     looked_up: set[str] = set()
