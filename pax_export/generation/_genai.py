@@ -296,8 +296,8 @@ def _find_chromium() -> None:
 
 def _write_page(job: Job, path: Path) -> exporters.Report | Mapping[str, Any]:
     report = GENAI.write(job, path)
-    assert job.tokenizer is not None
-    about = {"template": job.tokenizer.chat_template, "specialTokens": job.tokenizer.special_tokens}
+    tokenizer = job.required_tokenizer
+    about = {"template": tokenizer.chat_template, "specialTokens": tokenizer.special_tokens}
     data = [each.relative_to(path).as_posix() for each in sorted(path.glob("onnx/*.data"))]
     module = _file("model.js").replace(" = {};\n", f" = {json.dumps(about)};\n", 1)
     module = module.replace("DATA", json.dumps(data), 1)
@@ -310,11 +310,10 @@ def _write_page(job: Job, path: Path) -> exporters.Report | Mapping[str, Any]:
 def _run_in_browser(
     job: Job, path: Path, calls: Mapping[str, Any], seconds: float
 ) -> dict[str, Any]:
-    assert job.tokenizer is not None
     with browser.opened(path, _file("answer.js"), seconds=seconds) as ask:
         for text in calls["texts"]:
-            ids = job.tokenizer.encode(text)
-            own = [ids, job.tokenizer.decode(ids, skip_special_tokens=True)]
+            ids = job.required_tokenizer.encode(text)
+            own = [ids, job.required_tokenizer.decode(ids, skip_special_tokens=True)]
             check_results(job, "tokenizer", WEB.title, own, ask({"text": text}))
         asked = ({"prompt": each, "steps": calls["steps"]} for each in calls["prompts"])
         answers = {"prompts": [ask(each) for each in asked]}

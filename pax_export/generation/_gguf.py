@@ -212,8 +212,7 @@ def _add_tensor(gguf: Any, writer: Any, name: str, value: Any) -> None:
 
 def _vocabulary(job: Job) -> dict[str, Any]:
     """The keys of the tokenizer that makes the same ids of texts."""
-    assert job.tokenizer is not None
-    tokenizer, tried = job.tokenizer, []
+    tokenizer, tried = job.required_tokenizer, []
     special = "".join(tokenizer.special_tokens.values())
     expected, parts = _ids(tokenizer, special), _cut_probes(tokenizer)
     for candidate in _candidates(job, tokenizer):

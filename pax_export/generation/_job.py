@@ -57,6 +57,12 @@ class Job:
         return own if eos is None or eos in own else (*own, eos)
 
     @property
+    def required_tokenizer(self) -> Tokenizer:
+        """The tokenizer, where a runtime reads texts."""
+        assert self.tokenizer is not None, "a runtime that reads texts is checked for one"
+        return self.tokenizer
+
+    @property
     def begin(self) -> int | None:
         """The id of the token that begins a text, if the tokenizer names one."""
         return self.special("bos_token")

@@ -112,8 +112,7 @@ def _write(job: Job, path: Path) -> dict[str, Any]:
 
 
 def _write_container(job: Job, path: Path, model: Path) -> None:
-    assert job.tokenizer is not None
-    content = job.tokenizer.json()
+    content = job.required_tokenizer.json()
     packed = struct.pack("<Q", len(content)) + zlib.compress(content, 9)
     sections: list[tuple[int, str, Any]] = [
         (_METADATA, "", _metadata(job)),
@@ -213,16 +212,15 @@ def _template(job: Job) -> str:
 
     The token that begins each text is put before it by LiteRT-LM, so that the template has none.
     """
-    assert job.tokenizer is not None
-    if not job.tokenizer.chat_template:
+    if not job.required_tokenizer.chat_template:
         return ""
-    tokens = job.tokenizer.special_tokens | ({"bos_token": ""} if job.begins else {})
+    tokens = job.required_tokenizer.special_tokens | ({"bos_token": ""} if job.begins else {})
     named = "".join(
         f"{{%- set {name} = {json.dumps(token, ensure_ascii=False)} -%}}\n"
         for name, token in tokens.items()
         if name.isidentifier()
     )
-    return named + _TEXTS_OF_PARTS + job.tokenizer.chat_template
+    return named + _TEXTS_OF_PARTS + job.required_tokenizer.chat_template
 
 
 LITERTLM = Runtime(

@@ -86,9 +86,8 @@ def proof_prompts(runtime: Runtime, job: Job, prompts: Prompts | None) -> list[l
 
 def _texts(job: Job, prompts: Sequence[Sequence[int]]) -> list[str]:
     """The texts of prompts, without the token that a runtime puts before each."""
-    assert job.tokenizer is not None
     own = [x[1:] if job.begins and x[0] == job.begin else x for x in prompts]
-    return [job.tokenizer.decode(each) for each in own]
+    return [job.required_tokenizer.decode(each) for each in own]
 
 
 def prove_continuations(
@@ -113,8 +112,7 @@ def prove_continuations(
     else:
         theirs = run_runtime(runtime, written, calls, seconds)
     for text, ids in zip(calls.get("texts", ()), theirs.get("texts", ())):
-        assert job.tokenizer is not None
-        own = job.tokenizer.encode(text, add_special_tokens=False)
+        own = job.required_tokenizer.encode(text, add_special_tokens=False)
         check_results(job, "tokenizer", runtime.title, own, ids)
     if "conversation" in theirs:
         own = chat_prompt(job).removeprefix(calls["begin"] if runtime.begins_texts else "")
@@ -148,8 +146,9 @@ HELLO = [{"role": "user", "content": "Hello, who are you?"}]
 
 def chat_prompt(job: Job) -> str:
     """The text of `HELLO`, and of the beginning of an answer."""
-    assert job.tokenizer is not None
-    return job.tokenizer.apply_chat_template(HELLO, add_generation_prompt=True, tokenize=False)
+    return job.required_tokenizer.apply_chat_template(
+        HELLO, add_generation_prompt=True, tokenize=False
+    )
 
 
 def check_results(job: Job, what: str, runtime: str, own: object, theirs: object) -> None:
@@ -319,8 +318,7 @@ def up_to_stop(tokens: list[int], stop: Sequence[int]) -> list[int]:
 
 def _ids_of(job: Job, own: list[int], text: str) -> list[int]:
     """Returns the ids of a runtime's text: jax's own, as far as they decode to that text."""
-    assert job.tokenizer is not None
-    decode = job.tokenizer.decode
+    decode = job.required_tokenizer.decode
     if text.rstrip(BROKEN) == decode(own).rstrip(BROKEN):  # the last letter may be incomplete
         return own
     count = len(own)
@@ -331,5 +329,4 @@ def _ids_of(job: Job, own: list[int], text: str) -> list[int]:
 
 
 def _encoded(job: Job, text: str) -> list[int]:
-    assert job.tokenizer is not None
-    return job.tokenizer.encode(text, add_special_tokens=False)
+    return job.required_tokenizer.encode(text, add_special_tokens=False)
