@@ -6,10 +6,10 @@ import functools
 import inspect
 import operator
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from types import MethodType
-from typing import Any, Generic, ParamSpec, TypeAlias, TypeGuard, TypeVar
+from typing import Any, Generic, ParamSpec, TypeGuard, TypeVar
 
 import jax
 from jax.tree_util import tree_flatten, tree_leaves, tree_map
@@ -51,7 +51,6 @@ STATE = "_pax_state"
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
-Wrapped: TypeAlias = tuple[list[Any], dict[str, Any]]  # arguments; static ones are hidden
 
 
 def jit(
@@ -138,42 +137,37 @@ class Jitted(Generic[P, R]):
     def __init__(
         self, fun: Callable[P, R], options: dict[str, Any], donate: bool, constraint: Constraint
     ):
-        self.__wrapped__ = fun
-        if not is_node(self.__wrapped__):
-            for name in ("__name__", "__qualname__", "__doc__", "__module__"):
-                if hasattr(fun, name):
-                    setattr(self, name, getattr(fun, name))
-        self._static = StaticArgs(fun, options["static_argnums"], options["static_argnames"])
-        self._run = _Runner(fun, self._static, constraint)
+        functools.update_wrapper(self, fun, updated=())
+        self._body = _Body(fun, options, constraint)
         self._options, self._donate = options, donate
         # With `in_shardings` jax accepts no keywords, so whole arguments are donated.
         self._has_shardings = "in_shardings" in options
         # jax caches what it compiles, too, but `jax.jit` itself takes 0.2 ms.
         self._programs: dict[tuple, Any] = {}
-        self._program(None, ())  # now, so that jax checks the options
+        self._program((), False, ())  # now, so that jax checks the options
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         wrapped: Any = args
-        if self._static:
-            wrapped, kwargs = self._static.wrap_static(args, kwargs)  # type: ignore[assignment]
+        if self._body.has_static:
+            wrapped, kwargs = self._body.wrap_static(args, kwargs)  # type: ignore[assignment]
         arguments = [fold(x) for x in wrapped]
         keywords = fold(kwargs) if kwargs else kwargs
-        roots, opened, donated = [], None, ()
-        if anything_is_open():
-            roots = roots_of((tuple(wrapped), kwargs))
-            flags = tuple(map(is_open, roots))
-            opened = _Opened(flags, have_overlap(roots, flags)) if any(flags) else None
+        roots = roots_of((tuple(wrapped), kwargs)) if anything_is_open() else []
+        written, donated = tuple(map(is_open, roots)), ()
+        if not any(written):
+            written = ()
         if self._donate and self._has_shardings:
-            donated = _only_modules(arguments)
+            donated = self._only_modules(arguments, _is_folded)
         elif self._donate:
             (arguments, keywords), state = take_out((arguments, keywords), _is_folded)
             keywords = {**keywords, STATE: state}
-        if self._static:
+        if self._body.has_static:
             arguments, keywords = unwrap_static(arguments, keywords)
-        value, changed = self._program(opened, donated)(*arguments, **keywords)
-        if opened is None:
+        program = self._program(written, have_overlap(roots, written), donated)
+        value, (finals, origins) = program(*arguments, **keywords)
+        if not written:
             return unfold(value)
-        return write_back(roots, unfold(value), unfold(changed.modules), changed.origins)
+        return write_back(roots, unfold(value), unfold(finals), origins.origins)
 
     def __get__(self, instance: Node | None, owner: type | None = None) -> Any:
         return self if instance is None else MethodType(self, instance)
@@ -192,201 +186,135 @@ class Jitted(Generic[P, R]):
 
     def clear_cache(self) -> None:
         """Forgets the compiled programs."""
-        for program in self._programs.values():
-            program.clear_cache()
+        self._programs.clear()
 
-    def _program(self, opened: _Opened | None, donated: tuple[int, ...]) -> Any:
+    def _program(self, written: tuple[bool, ...], overlap: bool, donated: tuple[int, ...]) -> Any:
         """The program of calls with these open modules and donated arguments."""
-        if (opened, donated) not in self._programs:
+        key = written, overlap, donated
+        if key not in self._programs:
             options = _with_donated(self._options, donated)
             if self._has_shardings:
                 options["in_shardings"] = fold(options["in_shardings"])
             elif self._donate:
-                names = options["donate_argnames"] or ()
-                names = (names,) if isinstance(names, str) else tuple(names)
-                options["donate_argnames"] = (*names, STATE)
+                options["donate_argnames"] = (*_as_tuple(options["donate_argnames"]), STATE)
             if "out_shardings" in options:  # None for updated modules
                 options["out_shardings"] = (fold(options["out_shardings"]), None)
-            program = _with_signature(_make_program(self._run, opened), self.__wrapped__, [STATE])
-            self._programs[opened, donated] = jax.jit(program, **options)
-        return self._programs[opened, donated]
+            self._programs[key] = jax.jit(self._body.on_folded(written, overlap), **options)
+        return self._programs[key]
 
     def _on_modules(self, args: tuple) -> Any:
         """Returns ``jax.jit(pax.pure(fun))``: whoever keeps its program passes modules to it."""
-        numbers = range(len(args)) if self._donate else ()
-        donated = tuple([n for n in numbers if _consists_of_modules(args[n])])
+        donated = self._only_modules(args, is_node) if self._donate else ()
         if donated not in self._programs:
-            program = _with_signature(self._run.on_modules, self.__wrapped__)
-            self._programs[donated] = jax.jit(program, **_with_donated(self._options, donated))
+            options = _with_donated(self._options, donated)
+            self._programs[donated] = jax.jit(self._body.on_modules(), **options)
         return self._programs[donated]
+
+    def _only_modules(
+        self, arguments: Sequence[Any], is_module: Callable[[Any], bool]
+    ) -> tuple[int, ...]:
+        """Returns the arguments that consist of modules; jax donates others only as a whole."""
+        numbers = []
+        for number, argument in enumerate(arguments):
+            rest, modules = take_out(argument, is_module)
+            if modules and not tree_leaves(rest):
+                numbers.append(number)
+            elif modules and self._has_shardings:
+                raise InvalidArgumentError(
+                    "With in_shardings, donate_state donates whole arguments.",
+                    where=f"argument {number}",
+                    got="modules and other arrays",
+                    write="the modules as an argument of their own, or donate_argnums",
+                )
+        return tuple(numbers)
 
 
 def _with_donated(options: dict[str, Any], numbers: Sequence[int]) -> dict[str, Any]:
     """A copy of the options with these arguments donated, too."""
     if not numbers:
         return dict(options)
-    value = options["donate_argnums"]
-    value = (value,) if isinstance(value, int) else value or ()
-    return {**options, "donate_argnums": tuple(sorted({*value, *numbers}))}
+    donated = {*_as_tuple(options["donate_argnums"]), *numbers}
+    return {**options, "donate_argnums": tuple(sorted(donated))}
 
 
-def _consists_of_modules(argument: PyTree) -> bool:
-    rest, modules = take_out(argument, is_node)
-    return bool(modules) and not tree_leaves(rest)
+def _as_tuple(option: int | str | Iterable[Any] | None) -> tuple[Any, ...]:
+    """The numbers or names of an option of `jax.jit`."""
+    return (option,) if isinstance(option, (int, str)) else tuple(option or ())
 
 
-def _only_modules(arguments: Sequence[Any]) -> tuple[int, ...]:
-    """Returns the arguments that consist of modules; jax donates others only as a whole."""
-    numbers = []
-    for number, argument in enumerate(arguments):
-        rest, modules = take_out(argument, _is_folded)
-        if modules and tree_leaves(rest):
-            raise InvalidArgumentError(
-                "With in_shardings, donate_state donates whole arguments.",
-                where=f"argument {number}",
-                got="modules and other arrays",
-                write="the modules as an argument of their own, or donate_argnums",
-            )
-        if modules:
-            numbers.append(number)
-    return tuple(numbers)
+class _Body:
+    """The function as jax traces it: of modules, or of folded ones."""
 
-
-@jax.tree_util.register_static
-@dataclass(frozen=True)
-class _Opened:
-    """Marks the mutable modules of the arguments; static data for jax."""
-
-    flags: tuple[bool, ...]
-    overlap: bool  # whether a module occurs in several of them
-
-
-def _with_signature(program: Callable, fun: Callable, added: Sequence[str] = ()) -> Callable:
-    """Returns the program with a signature, so that jax resolves the names of arguments."""
-    signature = _signature_of(fun)
-    if signature is None:
-        return program
-    parameters = list(signature.parameters.values())
-    at = len(parameters) - bool(parameters and parameters[-1].kind is parameters[-1].VAR_KEYWORD)
-    own = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in added]
-    parameters[at:at] = own
-    program.__signature__ = signature.replace(parameters=parameters)  # type: ignore
-    program.__name__ = getattr(fun, "__name__", type(fun).__name__)
-    return program
-
-
-class StaticArgs:
-    """The static arguments of a function, by number and by name."""
-
-    def __init__(
-        self, fun: Callable, numbers: int | Sequence[int] | None, names: str | Iterable[str] | None
-    ):
-        numbers = [numbers] if isinstance(numbers, int) else list(numbers or ())
-        names = [names] if isinstance(names, str) else list(names or ())
-        signature = _signature_of(fun)
+    def __init__(self, fun: Callable, options: dict[str, Any], constraint: Constraint):
+        self.fun, self.constraint, self.has_warned = fun, constraint, False
+        try:
+            self.signature = inspect.signature(fun)
+        except (TypeError, ValueError):
+            self.signature = inspect.signature(lambda *args, **kwargs: None)
         positional = [
             p.name
-            for p in (signature.parameters.values() if signature is not None else ())
+            for p in self.signature.parameters.values()
             if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
         ]
-        if not numbers:
-            numbers = [positional.index(name) for name in names if name in positional]
-        if not names:
-            places = range(-len(positional), len(positional))
-            names = [positional[number] for number in numbers if number in places]
-        self.numbers, self.names = numbers, frozenset(names)
-
-    def __bool__(self) -> bool:
-        return bool(self.numbers or self.names)
+        numbers = _as_tuple(options["static_argnums"])
+        names = _as_tuple(options["static_argnames"])
+        inside = range(-len(positional), len(positional))
+        # As jax completes the ones by the others.
+        self.numbers = numbers or [positional.index(name) for name in names if name in positional]
+        self.names = names or [positional[number] for number in numbers if number in inside]
+        self.has_static = bool(self.numbers or self.names)
 
     def wrap_static(self, args: Sequence[Any], kwargs: dict) -> tuple[list[Any], dict[str, Any]]:
         """The arguments with those that are static hidden from jax's trees."""
         wrapped = {k: Held(x) if k in self.names else x for k, x in kwargs.items()}
         return wrap_static(args, self.numbers), wrapped
 
+    def on_modules(self) -> Callable:
+        """The function on modules, as `pure` makes it."""
 
-def _signature_of(fun: Callable) -> inspect.Signature | None:
-    """The signature of a function, or None."""
-    try:
-        return inspect.signature(fun)
-    except (TypeError, ValueError):
-        return None
+        def program(*args: PyTree, **kwargs: PyTree) -> Any:
+            return self._run(*self.wrap_static(args, kwargs), (), False)[0]
 
+        return self._with_signature(program)
 
-class _Runner:
-    """Runs the function under jax's trace, on modules or on folded ones."""
+    def on_folded(self, written: tuple[bool, ...], overlap: bool) -> Callable:
+        """The function that calls compile: of folded modules, of which some are written back."""
 
-    def __init__(self, fun: Callable, static: StaticArgs, constraint: Constraint):
-        self.fun, self.static, self.constraint = fun, static, constraint
-        self.warn = _warning_once()
+        def program(*args: PyTree, **kwargs: PyTree) -> tuple[Any, tuple[Any, _Static]]:
+            state = kwargs.pop(STATE, ())
+            wrapped = self.wrap_static(args, kwargs)
+            arguments, keywords = unfold(put_back(wrapped, state) if state else wrapped)
+            value, finals, origins = self._run(arguments, keywords, written, overlap)
+            return fold(value), (tuple(map(fold, finals)), _Static(origins))
 
-    def __call__(self, wrapped: Wrapped, opened: _Opened | None = None) -> tuple[Any, Any, Origins]:
+        return self._with_signature(program)
+
+    def _with_signature(self, program: Callable) -> Callable:
+        """Returns the program with a signature, so that jax resolves the names of arguments."""
+        parameters = list(self.signature.parameters.values())
+        at = len(parameters) - any(p.kind is p.VAR_KEYWORD for p in parameters)
+        parameters.insert(at, inspect.Parameter(STATE, inspect.Parameter.KEYWORD_ONLY, default=()))
+        program.__signature__ = self.signature.replace(parameters=parameters)  # type: ignore
+        program.__name__ = getattr(self.fun, "__name__", type(self.fun).__name__)
+        return program
+
+    def _run(
+        self, args: Sequence[Any], kwargs: dict, written: tuple[bool, ...], overlap: bool
+    ) -> tuple[Any, Collection[Any], Origins]:
         """Returns the value, the final state of the modules that are open, and its origins."""
-        args, kwargs = _constrain_modules(wrapped, self.constraint)
-        written = None if opened is None else opened.flags
-        overlap = opened is not None and opened.overlap
-        call = LiftedCall(self.fun, tuple(args), kwargs, written=written, overlap=overlap)
-        with keys_changed_by(self.warn):
+        args, kwargs = _constrain_modules((tuple(args), kwargs), self.constraint)
+        call = LiftedCall(self.fun, args, kwargs, written=written or None, overlap=overlap)
+        with keys_changed_by(self._warn):
             result = call.inside()
         require_array_results(result.parts, "jit")
         value, finals = result.treedef.unflatten(result.leaves)
         value, finals = _constrain_modules((value, finals), self.constraint)
         return value, finals.values(), result.origins
 
-    @property
-    def on_modules(self) -> Callable:
-        """The function on modules, as `pure` makes it."""
-
-        def program(*args: PyTree, **kwargs: PyTree) -> Any:
-            return self(self.static.wrap_static(args, kwargs))[0]
-
-        return program
-
-
-def _make_program(run: _Runner, opened: _Opened | None) -> Callable:
-    """Returns the function that calls compile, which takes and returns folded modules."""
-
-    def program(*args: PyTree, **kwargs: PyTree) -> tuple[Any, Changed]:
-        state = kwargs.pop(STATE, ())
-        wrapped: Any = run.static.wrap_static(args, kwargs)
-        value, finals, origins = run(unfold(put_back(wrapped, state) if state else wrapped), opened)
-        return fold(value), Changed(tuple(map(fold, finals)), origins)
-
-    return program
-
-
-class Changed:
-    """The modules that a program changed and the caller has open."""
-
-    __slots__ = ("modules", "origins")
-
-    def __init__(self, modules: tuple[Any, ...], origins: Origins):
-        self.modules = modules
-        self.origins = origins
-
-
-jax.tree_util.register_pytree_node(
-    Changed,
-    lambda changed: (changed.modules, changed.origins),
-    lambda origins, modules: Changed(modules, origins),
-)
-
-
-def _constrain_modules(tree: T, constraint: Constraint) -> T:
-    if constraint is False:
-        return tree
-    constrain_one = constrain_leaves if constraint is True else constraint
-    return tree_map(lambda x: constrain_one(x) if is_node(x) else x, tree, is_leaf=is_node)
-
-
-def _warning_once() -> Callable[[jax.Array], jax.Array]:
-    """Warns, once for a function, that a key is drawn while it is compiled."""
-    warned = False
-
-    def warn(key: jax.Array) -> jax.Array:
-        nonlocal warned
-        if not warned:
-            warned = True
+    def _warn(self, key: jax.Array) -> jax.Array:
+        """Warns, once for a function, that a key is drawn while it is compiled."""
+        if not self.has_warned:
+            self.has_warned = True
             warnings.warn(
                 "next_rng_key() was called while jit compiled a function: the key is a "
                 "constant of the program, the same in every call. Pass a key as an argument, "
@@ -395,7 +323,20 @@ def _warning_once() -> Callable[[jax.Array], jax.Array]:
             )
         return key
 
-    return warn
+
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class _Static:
+    """Data in the structure of a result."""
+
+    origins: Origins
+
+
+def _constrain_modules(tree: T, constraint: Constraint) -> T:
+    if constraint is False:
+        return tree
+    constrain_one = constrain_leaves if constraint is True else constraint
+    return tree_map(lambda x: constrain_one(x) if is_node(x) else x, tree, is_leaf=is_node)
 
 
 class Folded:
