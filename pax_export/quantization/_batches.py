@@ -219,13 +219,13 @@ def _record(token: int, method: str, number: Array, x: Array) -> None:
 
 def static_ranges(
     arrays: Mapping[str, tuple[Any, int]],
-    rebuilt: Callable[[Mapping[str, Any]], Callable[..., Any]],
+    put: Callable[[Mapping[str, Any]], Net],
     calls: Sequence[tuple[Any, ...]],
     method: str,
 ) -> tuple[dict[str, StaticInputs], dict[str, OutputRange]]:
     """The scales of inputs of products that are called, and the ranges of convolutions' outputs."""
     samples = _Samples()
-    numbers = observe(arrays, rebuilt, calls, samples, outputs=True)
+    numbers = observe(arrays, put, calls, samples, outputs=True)
     found = {number: _scale(samples, number, method) for number in samples.ranges}
     inputs, outputs = {}, {}
     for name, own in numbers.items():
@@ -244,7 +244,7 @@ def static_ranges(
 
 def observe(
     arrays: Mapping[str, tuple[Any, int]],
-    rebuilt: Callable[[Mapping[str, Any]], Callable[..., Any]],
+    put: Callable[[Mapping[str, Any]], Net],
     calls: Sequence[tuple[Any, ...]],
     recorder: _Samples | InputMoments,
     outputs: bool = False,
@@ -269,7 +269,7 @@ def observe(
         count += size
     _recorders[token] = recorder
     try:
-        call = rebuilt(observed)
+        call = call_of(put(observed))
         for batch in calls:
             jax.block_until_ready(called(call, batch))
         jax.effects_barrier()

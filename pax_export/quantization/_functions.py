@@ -27,7 +27,7 @@ from pax_export.export.tracing.exportable import CALL
 from pax_export.export.tracing.models import form_of
 from pax_export.precision.quantized import ArrayLike, QuantizedArray, quantized_dot, rows
 from pax_export.quantization._batches import called
-from pax_export.quantization._weights import QuantizableArray, targets_of_tree
+from pax_export.quantization._weights import Left, QuantizableArray, targets_of_tree
 
 
 class QuantizedFunction:
@@ -81,7 +81,7 @@ class WeightsOfFunction:
         InvalidArgumentError: it has no arrays, or its products are unknown without a call.
     """
 
-    def __init__(self, net: object, at: Selector, calls: Sequence[Sequence[Any]] | None):
+    def __init__(self, net: object, at: Selector, calls: Sequence[Sequence[Any]]):
         has_function = isinstance(net, tuple) and len(net) == 2 and callable(net[1])
         params, function = _pair_of(net)
         if at is not None:
@@ -98,14 +98,14 @@ class WeightsOfFunction:
                 got=f"the function {getattr(function, '__name__', '')}",
                 write="a module, a model of another framework, or (params, function)",
             )
-        if calls is None and not has_function:
+        if not (calls or has_function):
             raise InvalidArgumentError(
                 "A third-party model requires batches.",
                 where="quantize(batches=...)",
                 got=f"{type(net).__name__} without batches",
                 write="quantize(net, [x])",
             )
-        of_call = None if calls is None else _targets_of_call(params, function, calls[0])
+        of_call = _targets_of_call(params, function, calls[0]) if calls else None
         self.whole, self.targets = (params, function), list(of_call or targets_of_tree(params))
 
     def put(self, arrays: Mapping[str, Any]) -> tuple[Any, Callable[..., Any]]:
@@ -118,11 +118,8 @@ class WeightsOfFunction:
     def of_leaves(self, tree: PyTree) -> tuple[Any, Callable[..., Any]]:
         return tree, self.whole[1]
 
-    def sizes(self) -> dict[str, int]:
-        return {target.name: target.weight.nbytes for target in self.targets}
-
-    def others(self, done: set[str]) -> tuple[tuple[str, str], ...]:
-        return ()
+    def others(self, done: set[str]) -> Mapping[str, Left]:
+        return {}
 
 
 def _pair_of(net: Any) -> tuple[Any, QuantizedFunction]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numbers
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from jax.tree_util import tree_leaves, tree_map
+from jax.tree_util import tree_map
 
 from pax_export._foundations.check import checked_choice
 from pax_export._foundations.errors import InvalidArgumentError, QuantizationError
@@ -18,7 +19,6 @@ from pax_export.precision.quantized import (
     ArrayLike,
     DynamicInputs,
     Form,
-    OutputRange,
     QuantizedArray,
     StaticInputs,
 )
@@ -32,7 +32,7 @@ from pax_export.quantization._batches import (
     static_ranges,
 )
 from pax_export.quantization._functions import WeightsOfFunction
-from pax_export.quantization._report import QuantizationReport, QuantizedLeaf, choose, tree_bytes
+from pax_export.quantization._report import QuantizationReport, QuantizedLeaf, bytes_of, choose
 from pax_export.quantization._rounding import (
     LEVELS,
     InputMoments,
@@ -41,6 +41,7 @@ from pax_export.quantization._rounding import (
     rounded_by_inputs,
 )
 from pax_export.quantization._weights import (
+    Left,
     Net,
     QuantizableArray,
     WeightsOfModule,
@@ -51,7 +52,6 @@ Weights = WeightsOfModule | WeightsOfFunction
 Arrays = dict[str, QuantizedArray]
 Targets = dict[str, QuantizableArray]
 Calls = list[tuple[Any, ...]]
-Metric = Callable[[Any], Any]
 
 
 def quantize(
@@ -131,7 +131,7 @@ def quantize(
     """
     options = _IntegerOptions(bits, group, scheme, activations, rounding, budget, train)
     options.check(batches is not None, metric is not None)
-    calls = None if batches is None else checked(batches)
+    calls = [] if batches is None else checked(batches)
     if isinstance(net, Selection):
         if at is not None:
             raise InvalidArgumentError(
@@ -143,32 +143,26 @@ def quantize(
         net, at = net.root, net
     is_module = isinstance(net, Module)
     weights = WeightsOfModule(net, at) if is_module else WeightsOfFunction(net, at, calls)
-    before = weights.whole
+    before = call_of(weights.whole)
     arrays, targets, left = _trained_and_others(weights, options)
-    of_weights, sensitivity = _chosen_bits(weights, targets, options, calls, metric)
-    fallbacks: dict[str, str] = {}
-    for name, target in targets.items():
-        arrays[name], why = quantized(target, of_weights[name], group, scheme)
-        fallbacks |= {name: why} if why else {}
-    corrected = _by_inputs(weights, targets, arrays, calls or []) if rounding == "gptq" else {}
+    of_weights, sensitivity = _chosen_bits(weights, before, targets, options, calls, metric)
+    nearest = {name: quantized(targets[name], of_weights[name], group, scheme) for name in targets}
+    arrays |= {name: array for name, (array, _) in nearest.items()}
+    corrected = _by_inputs(weights, targets, arrays, calls) if rounding == "gptq" else {}
     arrays |= corrected
 
     def built(arrays: Arrays) -> Net:
         return weights.put(_trainable(targets, arrays) if train else arrays)
 
-    float_inputs, missing = arrays, {}
+    small = float_inputs = built(arrays)
+    missing: dict[str, str] = {}
     if activations is not None:
-        arrays, missing = _with_inputs(weights, arrays, calls or [], activations)
-    small = built(arrays)
-    found = weights_alone = None
-    if calls is not None:
-        found = compared(call_of(before), call_of(small), calls)
-        if activations is not None:
-            weights_alone = compared(call_of(before), call_of(built(float_inputs)), calls)
+        arrays, missing = _with_inputs(weights, arrays, calls, activations)
+        small = built(arrays)
     left |= weights.others({*arrays, *left})
-    sizes = weights.sizes()
-    report = QuantizationReport(
-        tuple(
+    kept = sorted(left.items(), key=lambda each: -each[1].nbytes)
+    return small, QuantizationReport(
+        leaves=tuple(
             QuantizedLeaf.of(
                 target,
                 arrays[name],
@@ -179,16 +173,17 @@ def quantize(
             for target in weights.targets
             if (name := target.name) in arrays
         ),
-        {name: left[name] for name in sorted(left, key=lambda name: -sizes.get(name, 0))},
-        missing | fallbacks,
-        tree_bytes(tree_leaves(leaves_of(before))),
-        tree_bytes(tree_leaves(leaves_of(small))),
-        None if metric is None else (float(metric(before)), float(metric(small))),
-        found,
-        weights_alone,
-        kept_bytes={name: sizes.get(name, 0) for name in left},
+        kept={name: each.why for name, each in kept},
+        fallbacks=missing | {name: why for name, (_, why) in nearest.items() if why},
+        before=bytes_of(weights.whole),
+        after=bytes_of(small),
+        metric=None if metric is None else (float(metric(weights.whole)), float(metric(small))),
+        difference=compared(before, call_of(small), calls) if calls else None,
+        weights_alone=compared(before, call_of(float_inputs), calls)
+        if calls and activations
+        else None,
+        kept_bytes={name: each.nbytes for name, each in kept},
     )
-    return small, report
 
 
 @dataclass(frozen=True)
@@ -252,11 +247,11 @@ class _IntegerOptions:
 
 def _trained_and_others(
     net: Weights, options: _IntegerOptions
-) -> tuple[Arrays, Targets, dict[str, str]]:
+) -> tuple[Arrays, Targets, dict[str, Left]]:
     """The arrays of rounded weights, the weights to be quantized, and why others are not."""
     arrays: Arrays = {}
     targets: Targets = {}
-    left: dict[str, str] = {}
+    left: dict[str, Left] = {}
     for target in net.targets:
         if isinstance(target.weight, QuantizedArray):
             raise QuantizationError(
@@ -276,11 +271,11 @@ def _trained_and_others(
                 )
             arrays[target.name] = target.weight.quantized()
         elif why := target.why_not():
-            left[target.name] = why
+            left[target.name] = Left(why, getattr(target.weight, "nbytes", 0))
         else:
             targets[target.name] = target
     if not arrays and not targets:
-        kept = ", ".join(f"{name}: {why}" for name, why in left.items())
+        kept = ", ".join(f"{name}: {each.why}" for name, each in left.items())
         raise InvalidArgumentError(
             "The net has no weights to quantize.",
             where="quantize",
@@ -301,21 +296,22 @@ def _trainable(targets: Targets, arrays: Arrays) -> dict[str, RoundedArray]:
 
 def _chosen_bits(
     net: Weights,
+    call: partial[Any],
     targets: Targets,
     options: _IntegerOptions,
-    calls: Calls | None,
-    metric: Metric | None,
+    calls: Calls,
+    metric: Callable[[Any], Any] | None,
 ) -> tuple[Mapping[str, int], Mapping[str, float]]:
     """The bits of each weight, and with a budget what it alone loses in 4 bits."""
     if options.budget is None:
         return dict.fromkeys(targets, options.bits), {}
     if metric is None:
-        loss = loss_of_outputs(call_of(net.whole), calls or [])
+        loss = loss_of_outputs(call, calls)
     else:
         before = float(metric(net.whole))
         loss = lambda tree: before - float(metric(net.of_leaves(tree)))  # noqa: E731
-    chosen = lambda target, bits: quantized(target, bits, None, options.scheme)[0]  # noqa: E731
-    return choose(leaves_of(net.whole), list(targets.values()), chosen, loss, options.budget)
+    chosen = list(targets.values())
+    return choose(leaves_of(net.whole), chosen, options.scheme, loss, options.budget)
 
 
 def _by_inputs(net: Weights, targets: Targets, arrays: Arrays, calls: Calls) -> Arrays:
@@ -325,7 +321,7 @@ def _by_inputs(net: Weights, targets: Targets, arrays: Arrays, calls: Calls) -> 
     moments = InputMoments()
     numbers = observe(
         {name: (near[name], target.rank) for name, target in targets.items() if target.is_matrix},
-        lambda observed: call_of(net.put({**near, **observed})),
+        lambda observed: net.put({**near, **observed}),
         calls,
         moments,
     )
@@ -345,13 +341,11 @@ def _with_inputs(
 ) -> tuple[Arrays, dict[str, str]]:
     """Returns the arrays with rounded inputs; and those without, with reasons."""
     inputs: Mapping[str, DynamicInputs | StaticInputs]
-    inputs = {name: DynamicInputs() for name in arrays}
-    outputs: Mapping[str, OutputRange] = {}
+    inputs, outputs = {name: DynamicInputs() for name in arrays}, {}
     if activations != "dynamic":
-        ranks = {target.name: target.rank for target in net.targets}
+        ranks = {each.name: each.rank for each in net.targets}
         of_layers = {name: (each, ranks[name]) for name, each in arrays.items()}
-        rebuilt = lambda observed: call_of(net.put(observed))  # noqa: E731
-        inputs, outputs = static_ranges(of_layers, rebuilt, calls, activations)
+        inputs, outputs = static_ranges(of_layers, net.put, calls, activations)
     why = "its inputs stay as they are: no batch reached a product with it"
     return {
         name: each.replace(inputs=inputs.get(name), outputs=outputs.get(name))

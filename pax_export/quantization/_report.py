@@ -14,8 +14,8 @@ from pax_export._foundations.errors import QuantizationError
 from pax_export._foundations.tables import bytes_text
 from pax_export._foundations.types import Array, PyTree
 from pax_export.precision.quantized import Form, QuantizedArray, dequantized
-from pax_export.quantization._rounding import RoundedArray
-from pax_export.quantization._weights import NO_LAYER, QuantizableArray
+from pax_export.quantization._rounding import RoundedArray, quantized
+from pax_export.quantization._weights import NO_LAYER, Net, QuantizableArray, leaves_of
 
 #: Why arrays of a user's own modules are kept, what to write, and how many bytes make it worth it.
 _ALL_ARRAYS = "pax.quantize((net.eval(), lambda net, x: net(x)), [x])"
@@ -227,8 +227,9 @@ def _far(found: Difference) -> str:
     return f"{found.largest:.3g} at most, {found.mean:.3g} in the mean, of {found.scale:.3g}"
 
 
-def tree_bytes(leaves: list[Any]) -> int:
-    return sum(getattr(leaf, "nbytes", 0) for leaf in leaves)
+def bytes_of(net: Net) -> int:
+    """The size of all arrays of a net."""
+    return sum(getattr(leaf, "nbytes", 0) for leaf in jax.tree_util.tree_leaves(leaves_of(net)))
 
 
 # --- Chooses weights for 4 bits, by the loss of each and of all of them --------------------------
@@ -247,7 +248,7 @@ class ChosenBits(NamedTuple):
 def choose(
     arrays: PyTree,
     targets: Sequence[QuantizableArray],
-    rounded: Callable[[QuantizableArray, int], Any],
+    scheme: str,
     loss: Loss,
     budget: float,
 ) -> ChosenBits:
@@ -257,7 +258,7 @@ def choose(
     for number, leaf in enumerate(leaves):
         at.setdefault(id(leaf), []).append(number)
     numbers = {
-        (target.name, bits): rounded(target, bits).dequantized()
+        (target.name, bits): quantized(target, bits, scheme=scheme)[0].dequantized()
         for target in targets
         for bits in (4, 8)
     }

@@ -31,6 +31,13 @@ Net: TypeAlias = Module | tuple[Any, Callable[..., Any]]
 NO_LAYER = "not a weight of a known layer"
 
 
+class Left(NamedTuple):
+    """Why an array is not quantized, and its size."""
+
+    why: str
+    nbytes: int
+
+
 class QuantizableArray(NamedTuple):
     """An array that can be quantized.
 
@@ -108,19 +115,15 @@ class WeightsOfModule:
         """Returns the net of a tree like `leaves_of` the net."""
         return tree
 
-    def sizes(self) -> dict[str, int]:
-        """The bytes of its arrays, by name."""
-        return {name: leaf.nbytes for name, leaf in named_leaves(self.whole) if is_array(leaf)}
-
-    def others(self, done: set[str]) -> Iterator[tuple[str, str]]:
-        """The other arrays of floats, and why they are not quantized."""
+    def others(self, done: set[str]) -> Iterator[tuple[str, Left]]:
+        """The other arrays of floats, by name."""
         known = {target.name for target, _ in _targets_of_layers([("", self.whole)])}
         for name, leaf in named_leaves(self.whole):
             own = name.removesuffix(".weight")  # of a weight in quantization-aware training
             is_other = not {name, own} & done and is_array(leaf)
             if is_other and jnp.issubdtype(leaf.dtype, jnp.floating):
                 why = NO_LAYER if len(leaf.shape) > 1 else "a vector or a number"
-                yield name, "not chosen" if name in known else why
+                yield name, Left("not chosen" if name in known else why, leaf.nbytes)
 
 
 def _with_arrays(layer: Module, *, arrays: dict[str, Any]) -> Module:
