@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import (
-    Any,
-    Concatenate,
-    ParamSpec,
-    TypeAlias,
-    TypeVar,
-)
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 import jax
 import numpy as np
 
-from pax_export._foundations.errors import (
-    StructureMismatchError,
-    UnsupportedDtypeError,
-)
+from pax_export._foundations.errors import StructureMismatchError, UnsupportedDtypeError
 from pax_export._foundations.types import ArrayLike, PyTree
 from pax_export.checkpoint import StoredArray
-from pax_export.core import (
-    is_array,
-    path_name,
-)
+from pax_export.core import is_array, path_name
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.names import is_no_array, unwrap_static, wrap_static
 
@@ -101,7 +89,6 @@ class ModelForm:
         to_tree: converts that argument back to a tree after a call.
         is_trainable: whether the leaf at a path is a parameter.
         advice: a note added to errors of a call.
-        train_mode: the classes of layers in train mode, by path.
     """
 
     name: str
@@ -111,65 +98,6 @@ class ModelForm:
     to_tree: Callable[[Any], Any] = hide_params
     is_trainable: Callable[[tuple], bool] = lambda path: True
     advice: str = ""
-    train_mode: Mapping[str, str] = field(default_factory=dict)
-
-    @classmethod
-    def of(
-        cls,
-        name: str,
-        model: PyTree,
-        method: Callable[[str], ModelMethod | None],
-        hide: Callable[[PyTree], PyTree] = hide_params,
-        is_trainable: Callable[[tuple], bool] = lambda path: True,
-        advice: str = "",
-    ) -> ModelForm:
-        """The form of a pytree without the leaves that `hide` hides, before and after calls."""
-        layers = _train_mode(model)
-        names = ", ".join(f"{path or 'the model'}: {kind}" for path, kind in layers.items())
-        if layers:
-            advice = (
-                f"Layers are in train mode ({names}); equinox.nn.inference_mode(model) gives the "
-                "model as it is served."
-            )
-        return cls(
-            name,
-            hide(model),
-            method,
-            to_tree=hide,
-            is_trainable=is_trainable,
-            advice=advice,
-            train_mode=layers,
-        )
-
-    def with_eval_mode(self, kind: str) -> Any:
-        """The tree with the layers of a class in eval mode, of those in `train_mode`."""
-        paths = {path for path, name in self.train_mode.items() if name == kind}
-        settings = jax.tree_util.tree_map_with_path(
-            lambda path, value: value if _layer_of(path) not in paths else True,
-            unwrap_static(self.tree),
-        )
-        return self.to_tree(settings)
-
-
-def _train_mode(model: PyTree) -> dict[str, str]:
-    """The classes of the Equinox layers in train mode, by path."""
-    settings, _ = jax.tree_util.tree_flatten_with_path(model)
-    found = [path for path, value in settings if value is False and _layer_of(path) is not None]
-    return {str(_layer_of(path)): _class_at(model, path[:-1]) for path in found}
-
-
-def _layer_of(path: tuple) -> str | None:
-    """Returns the path of the layer whose mode is at a path, or None."""
-    return path_name(path[:-1]) if path_name(path[-1:]) == "inference" else None
-
-
-def _class_at(model: PyTree, path: tuple) -> str:
-    for step in path:
-        if hasattr(step, "name"):
-            model = getattr(model, step.name)
-        else:
-            model = model[step.key if hasattr(step, "key") else step.idx]
-    return type(model).__name__
 
 
 @dataclass(frozen=True)
@@ -228,8 +156,7 @@ def _make_leaf(path: tuple, value: ArrayLike | StoredArray, trainable: bool) -> 
     if isinstance(value, (np.ndarray, np.generic)) and not value.dtype.isnative:
         value = value.astype(value.dtype.newbyteorder("="))  # jax takes no other
     struct = leaf_struct(value, name)
-    floating = dtypes.is_floating(struct.dtype)
-    trained = trainable and floating
+    trained = trainable and dtypes.is_floating(struct.dtype)
     return ExportLeaf(name, jax.tree_util.keystr(path), value, struct, trained, parameter=trained)
 
 

@@ -13,6 +13,7 @@ import jax
 
 from pax_export._foundations.errors import InvalidArgumentTypeError, StateChangeError
 from pax_export._foundations.types import PyTree
+from pax_export.core import path_name
 from pax_export.export.tracing.exportable import (
     ModelForm,
     ModelMethod,
@@ -21,11 +22,7 @@ from pax_export.export.tracing.exportable import (
     methods_of,
     one_entry,
 )
-from pax_export.export.tracing.names import (
-    distinct_names,
-    function_name,
-    unwrap_static,
-)
+from pax_export.export.tracing.names import distinct_names, function_name, unwrap_static
 
 T = TypeVar("T")
 
@@ -87,7 +84,8 @@ def linen_form(module: LinenModule, variables: PyTree) -> ModelForm:
         return dataclasses.replace(entry_of(apply), signature_of=function) if function else None
 
     name = type(module).__name__
-    return ModelForm.of(name, variables, method, is_trainable=_is_in_params, advice=_NO_KEYS)
+    tree = hide_params(variables)
+    return ModelForm(name, tree, method, is_trainable=_is_in_params, advice=_NO_KEYS)
 
 
 def _is_in_params(path: tuple) -> bool:
@@ -131,11 +129,11 @@ def keras_form(model: Any) -> ModelForm:
         after = map(scope.get_current_value, variables)
         return output, values | dict(zip(names[count:], list(after)[count:]))
 
-    tree = {name: each.value for name, each in zip(names, variables)}
+    tree = hide_params({name: each.value for name, each in zip(names, variables)})
     method = one_entry(ModelMethod(call, model.call, skip=0))
     trained = set(names[:count])
     is_trainable = lambda path: path[0].key in trained  # noqa: E731
-    return ModelForm.of(type(model).__name__, tree, method, is_trainable=is_trainable)
+    return ModelForm(type(model).__name__, tree, method, is_trainable=is_trainable)
 
 
 def _keras_variables(value: PyTree, seen: set[int]) -> Iterator[Any]:
@@ -171,13 +169,53 @@ def haiku_form(transformed: Transform, params: PyTree, *state: PyTree) -> ModelF
         output, after = apply(values["params"], values["state"], *key, *args, **kwargs)
         return output, {"params": values["params"], "state": after}
 
-    tree = {"params": params, "state": state[0]} if has_state else params
+    tree = hide_params({"params": params, "state": state[0]} if has_state else params)
     name = function_name(getattr(apply, "_original_fn", apply))
     method = one_entry(ModelMethod(call, apply, skip=1 + has_state + len(key)))
     is_trainable = _is_in_params if has_state else lambda path: True
-    return ModelForm.of(
-        name, tree, method, is_trainable=is_trainable, advice=_NO_KEY if key else ""
-    )
+    advice = _NO_KEY if key else ""
+    return ModelForm(name, tree, method, is_trainable=is_trainable, advice=advice)
+
+
+def advice_for(form: ModelForm) -> str:
+    """The note that is added to errors of a call."""
+    layers = ", ".join(f"{at or 'the model'}: {kind}" for at, kind in train_mode_of(form).items())
+    instead = "equinox.nn.inference_mode(model) gives the model as it is served."
+    return f"Layers are in train mode ({layers}); {instead}" if layers else form.advice
+
+
+def train_mode_of(form: ModelForm) -> dict[str, str]:
+    """The classes of the Equinox layers in train mode, by path."""
+    model = unwrap_static(form.tree)
+    settings, _ = jax.tree_util.tree_flatten_with_path(model)
+    return {
+        path_name(path[:-1]): _class_at(model, path[:-1])
+        for path, value in settings
+        if _is_train_mode(path, value)
+    }
+
+
+def with_eval_mode(form: ModelForm, kind: str) -> Any:
+    """The tree of a model with its Equinox layers of a class in eval mode."""
+    model = unwrap_static(form.tree)
+
+    def served(path: tuple, value: T) -> T | bool:
+        return value if not _is_train_mode(path, value) else _class_at(model, path[:-1]) == kind
+
+    return form.to_tree(jax.tree_util.tree_map_with_path(served, model))
+
+
+def _is_train_mode(path: tuple, value: object) -> bool:
+    return value is False and path_name(path[-1:]) == "inference"
+
+
+def _class_at(model: PyTree, path: tuple) -> str:
+    for step in path:
+        if hasattr(step, "name"):
+            model = getattr(model, step.name)
+        else:
+            model = model[step.key if hasattr(step, "key") else step.idx]
+    return type(model).__name__
 
 
 def with_states_of(before: T, after: T) -> T:

@@ -10,21 +10,11 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import (
-    Any,
-    Concatenate,
-    ParamSpec,
-    Protocol,
-    TypeGuard,
-    TypeVar,
-)
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeGuard, TypeVar
 
 import jax
 
-from pax_export._foundations.errors import (
-    InvalidArgumentError,
-    InvalidArgumentTypeError,
-)
+from pax_export._foundations.errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._foundations.types import Array, PyTree
 from pax_export.core import (
     Module,
@@ -48,6 +38,7 @@ from pax_export.export.tracing.exportable import (
     one_entry,
 )
 from pax_export.export.tracing.libraries import (
+    advice_for,
     haiku_form,
     is_keras,
     is_linen,
@@ -146,8 +137,9 @@ def _of_form(form: ModelForm, methods: Mapping[str, Any] | None) -> Exportable:
         try:
             output, after = call(form.to_model(tree), *args, **kwargs)
         except Exception as error:  # of the model; raised again
-            if form.advice and form.advice not in getattr(error, "__notes__", ()):
-                error.add_note(form.advice)
+            advice = advice_for(form)
+            if advice and advice not in getattr(error, "__notes__", ()):
+                error.add_note(advice)
             raise
         # A module of another library changes in place; states of equinox are used up.
         after = form.to_tree(with_states_of(form.to_model(tree), after))
@@ -308,7 +300,7 @@ def _function_form(function: Callable[P, Any]) -> ModelForm:
         return function(*args, **kwargs), {}
 
     entry = ModelMethod(call, function, skip=0)
-    return ModelForm.of(function_name(function), {}, one_entry(entry))
+    return ModelForm(function_name(function), {}, one_entry(entry))
 
 
 def _partial_form(partial: functools.partial[Any]) -> ModelForm:
@@ -322,9 +314,9 @@ def _partial_form(partial: functools.partial[Any]) -> ModelForm:
         return partial.func(*before, *args, **by_name), bound
 
     left = functools.partial(partial.func, *first, **named)
-    bound = dict(zip(names, first)) | named
-    entry = ModelMethod(call, left, skip=0)
-    return ModelForm.of(function_name(partial), bound, one_entry(entry), hide_settings)
+    tree = hide_settings(dict(zip(names, first)) | named)
+    entry = one_entry(ModelMethod(call, left, skip=0))
+    return ModelForm(function_name(partial), tree, entry, to_tree=hide_settings)
 
 
 def _names_of_first(function: Callable, count: int) -> list[str]:
@@ -346,12 +338,14 @@ def _pair_form(params: PyTree, function: Callable) -> ModelForm:
     name = function_name(function)
     if name == NAMELESS and callable(params):
         name = type(params).__name__
-    return ModelForm.of(name, params, one_entry(entry_of(function)), hide_parts)
+    entry = one_entry(entry_of(function))
+    return ModelForm(name, hide_parts(params), entry, to_tree=hide_parts)
 
 
 def _pytree_form(model: Model) -> ModelForm:
     """A pytree that can be called, as a module of equinox is."""
-    return ModelForm.of(type(model).__name__, model, methods_of(model), hide_settings)
+    tree, methods = hide_settings(model), methods_of(model)
+    return ModelForm(type(model).__name__, tree, methods, to_tree=hide_settings)
 
 
 def _is_pytree(value: Model) -> bool:

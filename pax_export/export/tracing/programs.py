@@ -40,6 +40,7 @@ from pax_export.export.tracing.dropped_state import (
 )
 from pax_export.export.tracing.exportable import Exportable, ExportLeaf, ModelMethod
 from pax_export.export.tracing.inputs import Input, Inputs, resolve_inputs
+from pax_export.export.tracing.libraries import train_mode_of, with_eval_mode
 from pax_export.export.tracing.names import describe_structure, dotted_paths, signature_names
 from pax_export.export.tracing.trace_errors import (
     EVAL_MODE,
@@ -340,8 +341,8 @@ def _refuse_dropped(
     """Refuses a function that draws from keys, or changes statistics, and does not return them."""
     names = [leaf.name for leaf in model.leaves]
     dropped = dropped_state(program.traced.whole, names, assigned)
-    layers = model.form.train_mode.items() if model.form is not None else ()
-    known = [f"{path}: {kind} in train mode" for path, kind in layers]
+    layers = {} if model.form is None else train_mode_of(model.form)
+    known = [f"{path}: {kind} in train mode" for path, kind in layers.items()]
     if found := dropped.keys or dropped.values:
         what, instead = (
             (
@@ -367,10 +368,10 @@ def _refuse_train_mode(model: Exportable, program: Program) -> None:
     form = model.form
     if form is None or program.trains:
         return
-    layers = form.train_mode
+    layers = train_mode_of(form)
     method = next(each for each in model.methods if each.key == program.key)
     for kind in sorted(set(layers.values())):
-        tree = jax.tree_util.tree_structure(form.with_eval_mode(kind))
+        tree = jax.tree_util.tree_structure(with_eval_mode(form, kind))
         try:
             served = trace_one(replace(model, tree=tree), method, program.inputs)
         except Exception:  # of a train mode function; a mistake would let the model pass
@@ -379,9 +380,7 @@ def _refuse_train_mode(model: Exportable, program: Program) -> None:
         if str(program.traced.whole) != str(served.traced.whole) and one == other:
             raise StateChangeError(
                 "Layers in train mode change state that the function drops.",
-                where=_few_of(
-                    f"{at}: {kind}" for at, name in form.train_mode.items() if name == kind
-                ),
+                where=_few_of(f"{at}: {kind}" for at, name in layers.items() if name == kind),
                 got="inference=False",
                 write="equinox.nn.inference_mode(model); the new state as an output of the "
                 f"function; or {_KEEP}",
