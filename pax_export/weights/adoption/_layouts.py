@@ -120,18 +120,14 @@ def _read_leaf(
     layer: Layer, role: str, shape: Shape, piece: Piece, group: Group, origin: str
 ) -> Iterator[Piece]:
     """Every way to read a leaf: by the axes of its kernel, or without moving any."""
-    kernel = role == WEIGHT and layer.kind in ("linear", "conv", "conv_transpose", "kernel")
-    if not kernel:
-        if layer.kind == "linear" and role == BIAS:
-            yield from _join_heads(shape, piece, origin)
+    if layer.kind == "linear" and role in (WEIGHT, BIAS):
+        yield from _join_heads(shape, piece, origin)
+    if role != WEIGHT or layer.kind not in ("linear", "conv", "conv_transpose", "kernel"):
         yield from _squeeze_piece(shape, piece)
         # A weight of a third-party class may be one of our layers.
-        kernel = role == WEIGHT and layer.kind == "free" and not layer.alone
-        kernel = kernel and (2 < len(shape) <= 5 or len(shape) == len(piece.after) == 2)
-    if not kernel:
-        return
-    if layer.kind == "linear":
-        yield from _join_heads(shape, piece, origin)
+        is_layer = role == WEIGHT and layer.kind == "free" and not layer.alone
+        if not is_layer or not (2 < len(shape) <= 5 or len(shape) == len(piece.after) == 2):
+            return
     found = list(_read_kernel(layer, shape, piece, group, origin))
     yield from found
     yield from _read_depthwise(layer.groups, shape, piece, origin)

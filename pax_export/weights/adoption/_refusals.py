@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 from pax_export._foundations.errors import AdoptionError, AmbiguousWeightsError, near_names
 from pax_export.weights.adoption._flatten import SAYS, flattened_channels
@@ -16,6 +16,7 @@ from pax_export.weights.adoption._recurrent import explain_other_function
 from pax_export.weights.sources import Source
 
 _MOST = 40
+_FUSED = '; queries, keys and values in one: fused="blocks" or "by head" says in which order'
 
 
 def _shape_text(shape: Shape) -> str:
@@ -43,10 +44,10 @@ def impossible_error(study: Study) -> AdoptionError:
         study.impossible, key=lambda each: len(each.outcome.missing) + len(each.outcome.left)
     )
     outcome = best.outcome
-    halves = {layer: _present_half(layer, outcome.left) for layer in outcome.missing}
     lines, rest = [], list(outcome.left)
     missing: list[str] = []
-    for layer, group in halves.items():
+    for layer in outcome.missing:
+        group = _present_half(layer, outcome.left)
         gone = [leaf for role, leaf in layer.leaves.items() if not group or role not in group.parts]
         missing += [leaf.path for leaf in gone]
         if group:  # only a part of the layer is not there
@@ -79,21 +80,18 @@ def impossible_error(study: Study) -> AdoptionError:
 
 
 def _what_to_write(missing: Sequence[str], left: Sequence[Group]) -> str:
-    hints = []
-    if missing and not left and all(path.rpartition(".")[2] == "bias" for path in missing):
-        paths = "**.bias" if len(missing) > 1 else missing[0]
-        hints.append(f'zeros="{paths}" for layers that have no bias in the net of the file')
-    if left and not missing:
-        hints.append(f'ignore=["{left[0].arrays[0]}"] for what is not wanted')
-    if missing and not left:
-        hints.append(f'keep=["{missing[0]}"] for what stays as it is')
     if missing and left:
-        hints += [
-            "a module of the sizes of the file",
-            "keep= and ignore= with patterns for what has no counterpart",
-            'rename={"name.in.the.file": "path.in.the.module"}',
-        ]
-    return "; ".join(hints) or "a file with arrays"
+        return ("a module of the sizes of the file; keep= and ignore= with patterns for what has "
+                'no counterpart; rename={"name.in.the.file": "path.in.the.module"}')  # fmt: skip
+    if left:
+        return f'ignore=["{left[0].arrays[0]}"] for what is not wanted'
+    if not missing:
+        return "a file with arrays"
+    keep = f'keep=["{missing[0]}"] for what stays as it is'
+    if not all(path.rpartition(".")[2] == "bias" for path in missing):
+        return keep
+    paths = "**.bias" if len(missing) > 1 else missing[0]
+    return f'zeros="{paths}" for layers that have no bias in the net of the file; {keep}'
 
 
 def _present_half(layer: Layer, left: Sequence[Group]) -> Group | None:
@@ -127,9 +125,7 @@ def _explain_group(group: Group) -> str:
         return "; a GRU of Keras with reset_after=True fills a pax.GRU with reset_after=True"
     if {WEIGHT, RECURRENT} <= set(group.parts) and (why := explain_other_function(group)):
         return why
-    if is_fused(group.raw):
-        return '; queries, keys and values in one: fused="blocks" or "by head" says in which order'
-    return ""
+    return _FUSED if is_fused(group.raw) else ""
 
 
 def _explain_layer(layer: Layer, hypothesis: Hypothesis) -> str:
@@ -138,31 +134,30 @@ def _explain_layer(layer: Layer, hypothesis: Hypothesis) -> str:
         return ""
     if layer.heads is None and hypothesis.fused == "by head":
         return '; fused="by head" needs the number of heads: num_heads of the module around it'
-    return '; queries, keys and values in one: fused="blocks" or "by head" says in which order'
+    return _FUSED
 
 
 def ambiguity_error(study: Study, agreeing: int = 0) -> AmbiguousWeightsError:
     """Returns the error for several possible ways: every array with its candidates."""
-    candidates: dict[str, list[str]] = {}
-    layouts: dict[str, list[str]] = {}
+    found: dict[str, dict[str, None]] = {}
     patterns: dict[str, str] = {}
     for component in [each for one in study.possible for each in one.outcome.open]:
         for group in component.groups:
             fitting = [la.path for la in component.layers if component.fits(la, group)]
             for name in group.arrays:
-                candidates.setdefault(name, [])
-                candidates[name] += [p for p in fitting if p not in candidates[name]]
+                found.setdefault(name, {}).update(dict.fromkeys(fitting))
                 beginning = group.path if name.startswith(group.path) else ""
                 patterns.setdefault(name, beginning or OF_CELL.sub("*", name))
     # The targets of arrays are more helpful than the conversions of each way.
-    _collect_differences(study.possible, candidates, layouts)
+    moved, layouts = _differences(study.possible, found)
+    candidates = {name: list(paths) for name, paths in {**found, **moved}.items()}
     lines = [f"  - {name}: {' or '.join(paths[:8])}" for name, paths in candidates.items()]
     lines += [f"  - {name}: {' or '.join(says)}" for name, says in layouts.items()]
     hints = []
     if candidates:
         name, paths = next(iter(candidates.items()))
-        known = patterns.get(name, name)
-        hints.append(f'rename={{"{known}": "{paths[0]}", ...}}, with * for numbers')
+        pattern = patterns.get(name, name)
+        hints.append(f'rename={{"{pattern}": "{paths[0]}", ...}}, with * for numbers')
     if layouts:
         hints.append(_hint_for_layouts(study, layouts))
     hints.append("reference=(inputs, outputs) of the net that wrote it")
@@ -176,12 +171,12 @@ def ambiguity_error(study: Study, agreeing: int = 0) -> AmbiguousWeightsError:
     return error
 
 
-def _collect_differences(
-    hypotheses: Sequence[Hypothesis],
-    candidates: dict[str, list[str]],
-    layouts: dict[str, list[str]],
-) -> None:
-    """The arrays of decided pairs that are read in several ways, or go to several places."""
+def _differences(
+    hypotheses: Sequence[Hypothesis], known: Container[str]
+) -> tuple[dict[str, dict[str, None]], dict[str, list[str]]]:
+    """The arrays of decided pairs that go to several places, and those read in several ways."""
+    moved: dict[str, dict[str, None]] = {}
+    layouts: dict[str, list[str]] = {}
     ways: dict[str, dict[object, str]] = {}
     places: dict[str, dict[str, None]] = {}
     for hypothesis in hypotheses:
@@ -194,16 +189,17 @@ def _collect_differences(
                     label = f"{says or 'as it is'} ({hypothesis.origin}{order})"
                     ways.setdefault(name, {}).setdefault((layer.path, key), label)
     for name, found in ways.items():
-        if name in candidates:
+        if name in known:
             continue
         targets = {
             tuple(layer.path for layer, group in each.outcome.pairs if name in group.arrays)
             for each in hypotheses
         }
         if len(targets) > 1:  # another layer under another hypothesis
-            candidates[name] = list(places[name])
+            moved[name] = places[name]
         elif len(found) > len(places[name]):
             layouts[name] = list(dict.fromkeys(found.values()))
+    return moved, layouts
 
 
 def _by_source(recipe: Recipe) -> dict[str, tuple[object, str]]:
@@ -223,11 +219,9 @@ def _by_source(recipe: Recipe) -> dict[str, tuple[object, str]]:
 
 def _hint_for_layouts(study: Study, layouts: Mapping[str, list[str]]) -> str:
     hints = []
-    names = {hypothesis.origin for hypothesis in study.possible}
-    if len(names) > 1:
-        names_of_origins = dict.fromkeys(origin.partition(",")[0] for origin in sorted(names))
-        if len(names_of_origins) > 1:
-            hints.append(" or ".join(f'origin="{one}"' for one in names_of_origins))
+    origins = sorted({hypothesis.origin.partition(",")[0] for hypothesis in study.possible})
+    if len(origins) > 1:
+        hints.append(" or ".join(f'origin="{one}"' for one in origins))
     if len({hypothesis.fused for hypothesis in study.possible}) > 1:
         hints.append('fused="blocks" or fused="by head"')
     flat = {
