@@ -87,33 +87,33 @@ def _write(job: Job, path: Path) -> dict[str, Any]:
     writer.add_string(_MARK, "1")
     for name, value in metadata.items():
         if name != "general.architecture":
-            _add_tensor(gguf, writer, name, value)
+            _add_key(writer, name, value)
     tensors = _tensors(job)
     extra = rotary_tensors(config)
     for name, array in extra.items():
         writer.add_tensor_info(name, array.shape, array.dtype, array.nbytes)
     kinds = {(each.form.bits, each.form.scheme) for each in tensors if each.form is not None}
-    bits = {each for each, _ in kinds}
     if kinds:
         writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{_BLOCKS[max(kinds)]}"])
         writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
-    for each in tensors:
-        stored = _GgufTensor.of(gguf, each)
-        writer.add_tensor_info(each.name, stored.shape, stored.dtype, stored.bytes, stored.kind)
+    stored = [_GgufTensor.of(gguf, each) for each in tensors]
+    for each, form in zip(tensors, stored):
+        writer.add_tensor_info(each.name, form.shape, form.dtype, form.bytes, form.kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     for array in extra.values():
         writer.write_tensor_data(array)
-    for each in tensors:
-        writer.write_tensor_data(_blocks(each) if each.form else _add_floats(gguf, each))
+    for each, form in zip(tensors, stored):
+        array = _blocks(each) if each.form else each.read().astype(form.dtype, copy=False)
+        writer.write_tensor_data(array)
     writer.close()
     fields: dict[str, Any] = {"architecture": config.family}
-    if not bits:
+    if not kinds:
         return fields
     _compare(gguf, job, tensors, path)
     count = sum(each.form is not None for each in tensors)
-    return fields | {"quantized": {"weights": count, "bits": sorted(bits)}}
+    return fields | {"quantized": {"weights": count, "bits": sorted({bits for bits, _ in kinds})}}
 
 
 class _GgufTensor(NamedTuple):
@@ -138,10 +138,6 @@ class _GgufTensor(NamedTuple):
     @property
     def bytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
-
-
-def _add_floats(gguf: Any, tensor: WrittenTensor) -> np.ndarray:
-    return tensor.read().astype(_GgufTensor.of(gguf, tensor).dtype, copy=False)
 
 
 def _blocks(tensor: WrittenTensor) -> np.ndarray:
@@ -194,7 +190,7 @@ def _compare(gguf: Any, job: Job, tensors: Iterable[WrittenTensor], path: Path) 
             )
 
 
-def _add_tensor(gguf: Any, writer: Any, name: str, value: Any) -> None:
+def _add_key(writer: Any, name: str, value: Any) -> None:
     if isinstance(value, bool):
         writer.add_bool(name, value)
     elif isinstance(value, int):
@@ -256,7 +252,7 @@ def _candidates(job: Job, tokenizer: Tokenizer) -> Iterator[dict[str, Any]]:
     words, kinds = [], []
     for number in range(job.lm.config.vocab_size):
         word = tokenizer.id_to_token(number)
-        kinds.append(_UNUSED if word is None else _tensor_type(word, special, unknown, model))
+        kinds.append(_UNUSED if word is None else _kind_of_token(word, special, unknown, model))
         words.append(f"[PAD{number}]" if word is None else word)
     fields: dict[str, Any] = {"tokens": words, "token_type": kinds}
     ids = {"bos": job.begin, **_ends(job), "padding": job.pad}
@@ -269,14 +265,14 @@ def _candidates(job: Job, tokenizer: Tokenizer) -> Iterator[dict[str, Any]]:
                 for name, text in tokenizer.chat_templates.items() if text}  # fmt: skip
     of_bytes = {"model": "gpt2", "merges": [" ".join(pair) for pair in merges]}
     for pre in CUTS:
-        yield _tensor_names({**fields, **of_bytes, "pre": pre}) | template
+        yield _tokenizer_keys({**fields, **of_bytes, "pre": pre}) | template
     ranks: dict[str, int] = {}
     for rank, pair in enumerate(merges):
         ranks.setdefault("".join(pair), rank)
     scores = [-float(ranks[word]) if word in ranks else -1e6 for word in words]
     for prefix in (True, False):
         own = {"model": "llama", "scores": scores, "add_space_prefix": prefix}
-        yield _tensor_names({**fields, **own}) | template
+        yield _tokenizer_keys({**fields, **own}) | template
 
 
 #: The ids at which llama.cpp ends a text.
@@ -291,11 +287,11 @@ def _ends(job: Job) -> dict[str, int]:
     return ends | dict(zip([each for each in _ENDS if each not in ends], others))
 
 
-def _tensor_names(keys: Mapping[str, Any]) -> dict[str, Any]:
+def _tokenizer_keys(keys: Mapping[str, Any]) -> dict[str, Any]:
     return {f"tokenizer.ggml.{name}": value for name, value in keys.items()}
 
 
-def _tensor_type(word: str, special: Mapping[str, bool], unknown: str | None, model: Any) -> int:
+def _kind_of_token(word: str, special: Mapping[str, bool], unknown: str | None, model: Any) -> int:
     if word in special:
         return _CONTROL if special[word] else _USER
     if word == unknown:

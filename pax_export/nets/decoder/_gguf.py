@@ -165,12 +165,8 @@ def _read_rope(keys: Fields, head_size: int) -> dict[str, Any]:
         found["rotary_scaling"] = RotaryScaling(kind, factor)
     if factor and kind == "yarn":
         length = keys.optional_size("rope.scaling.original_context_length")
-        found["rotary_scaling"] = RotaryScaling(
-            kind,
-            factor,
-            length or keys.size("context_length"),
-            *YARN_BETAS,
-        )
+        length = length or keys.size("context_length")
+        found["rotary_scaling"] = RotaryScaling(kind, factor, length, *YARN_BETAS)
     return found
 
 

@@ -52,18 +52,19 @@ _ARCHITECTURES = {"mistral": "llama"}
 _TITLE = "llama.cpp"
 
 
-def _lacks(config: DecoderConfig) -> dict[str, bool]:
-    """Returns for settings that the metadata does not mention whether llama.cpp lacks them."""
+def _lacks(config: DecoderConfig) -> list[str]:
+    """Returns the settings that llama.cpp lacks, of those that the metadata does not mention."""
     family, biased = config.family, config.family in LAYER_NORMS
+    may_be_biased = biased or family in ("llama", "granite")
     own = config.rotary_scaling
     scaling, result = ("", 1.0) if own is None else (own.kind, own.result_factor)
     betas = None if own is None else (own.low, own.high)
     is_square = config.num_heads * config.head_size == config.dim
     turned = config.rotary_size or config.head_size
-    return {
+    lacking = {
         "projection_bias=True": config.projection_bias and family == "olmo2",
-        "output_bias=True": config.output_bias and family not in ("llama", "granite", *LAYER_NORMS),
-        "dense_bias=True": config.dense_bias and family not in ("llama", "granite", *LAYER_NORMS),
+        "output_bias=True": config.output_bias and not may_be_biased,
+        "dense_bias=True": config.dense_bias and not may_be_biased,
         "output_bias=False": not config.output_bias and biased,
         "dense_bias=False": not config.dense_bias and biased,
         "num_heads * head_size is not dim": not is_square
@@ -76,6 +77,7 @@ def _lacks(config: DecoderConfig) -> dict[str, bool]:
         "rotary_scaling of the kind longrope": scaling == "longrope" and family != "phi3",
         f"rotary_size={turned}": turned != config.head_size and family != "phi3",
     }
+    return [name for name, is_lacking in lacking.items() if is_lacking]
 
 
 def config_of_gguf(config: DecoderConfig) -> DecoderConfig:
@@ -98,22 +100,19 @@ def gguf_metadata(config: DecoderConfig, where: str) -> dict[str, Any]:
     """
     if config.family not in GGUF:
         raise _no_such_net_error(config, _TITLE, where, "")
-    fields = {"general.architecture": config.family}
-    own = {f"{config.family}.{name}": value for name, value in _written_keys(config).items()}
+    keys = {f"{config.family}.{name}": value for name, value in _written_keys(config).items()}
+    metadata = {"general.architecture": config.family, **keys}
     try:
-        back = DecoderConfig.from_gguf({**fields, **own})
+        back = DecoderConfig.from_gguf(metadata)
     except InvalidArgumentError as error:
         raise _no_such_net_error(config, _TITLE, where, str(error.got)) from error
-    # Stored with the tensors of a file.
-    omitted = ("tied", "vocab_size", *BIASES)
-    back = replace(back, **{name: getattr(config, name) for name in omitted})
-    if config.rotary_scaling is not None and config.rotary_scaling.kind in ROTARY_TENSORS:
-        back = replace(back, rotary_scaling=config.rotary_scaling)
-    lacking = [name for name, is_lacking in _lacks(config).items() if is_lacking]
-    if lacking:
+    if lacking := _lacks(config):
         raise _no_such_net_error(config, _TITLE, where, ", ".join(lacking))
+    in_tensors = ["tied", "vocab_size", *BIASES]
+    in_tensors += ["rotary_scaling"] if rotary_tensors(config) else []
+    back = replace(back, **{name: getattr(config, name) for name in in_tensors})
     _check_same(config, back, _TITLE, where)
-    return {**fields, **own}
+    return metadata
 
 
 def rotary_tensors(config: DecoderConfig) -> dict[str, np.ndarray]:
@@ -170,11 +169,11 @@ _UNSEEN = ("generation", "implementation", "family", "kinds")
 
 def _check_same(meant: DecoderConfig, back: DecoderConfig, title: str, where: str) -> None:
     """Refuses a configuration that does not survive the conversion and back."""
-    names = [each.name for each in fields(meant) if each.name not in _UNSEEN]
     lost = [
-        name
-        for name in names
-        if not _nearly_equal(_field_as_computed(meant, name), _field_as_computed(back, name))
+        each.name
+        for each in fields(meant)
+        if each.name not in _UNSEEN
+        and not _nearly_equal(*(_field_as_computed(config, each.name) for config in (meant, back)))
     ]
     for number in range(meant.num_layers):
         if _kind_as_computed(meant, number) != _kind_as_computed(back, number):
