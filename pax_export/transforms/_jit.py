@@ -167,7 +167,7 @@ class Jitted(Generic[P, R]):
         value, (finals, origins) = program(*arguments, **keywords)
         if not written:
             return unfold(value)
-        return write_back(roots, unfold(value), unfold(finals), origins.origins)
+        return write_back(roots, unfold(value), unfold(finals), origins.value)
 
     def __get__(self, instance: Node | None, owner: type | None = None) -> Any:
         return self if instance is None else MethodType(self, instance)
@@ -259,7 +259,7 @@ class _Body:
         numbers = _as_tuple(options["static_argnums"])
         names = _as_tuple(options["static_argnames"])
         inside = range(-len(positional), len(positional))
-        # As jax completes the ones by the others.
+        # As jax infers the numbers from the names, and the names from the numbers.
         self.numbers = numbers or [positional.index(name) for name in names if name in positional]
         self.names = names or [positional[number] for number in numbers if number in inside]
         self.has_static = bool(self.numbers or self.names)
@@ -329,7 +329,7 @@ class _Body:
 class _Static:
     """Data in the structure of a result."""
 
-    origins: Origins
+    value: Origins
 
 
 def _constrain_modules(tree: T, constraint: Constraint) -> T:
