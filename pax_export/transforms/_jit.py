@@ -138,7 +138,7 @@ class Jitted(Generic[P, R]):
         self, fun: Callable[P, R], options: dict[str, Any], donate: bool, constraint: Constraint
     ):
         functools.update_wrapper(self, fun, updated=())
-        self._body = _Body(fun, options, constraint)
+        self._traced = _TracedFunction(fun, options, constraint)
         self._options, self._donate = options, donate
         # With `in_shardings` jax accepts no keywords, so whole arguments are donated.
         self._has_shardings = "in_shardings" in options
@@ -148,8 +148,8 @@ class Jitted(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         wrapped: Any = args
-        if self._body.has_static:
-            wrapped, kwargs = self._body.wrap_static(args, kwargs)  # type: ignore[assignment]
+        if self._traced.has_static:
+            wrapped, kwargs = self._traced.wrap_static(args, kwargs)  # type: ignore[assignment]
         arguments = [fold(x) for x in wrapped]
         keywords = fold(kwargs) if kwargs else kwargs
         roots = roots_of((tuple(wrapped), kwargs)) if anything_is_open() else []
@@ -161,7 +161,7 @@ class Jitted(Generic[P, R]):
         elif self._donate:
             (arguments, keywords), state = take_out((arguments, keywords), _is_folded)
             keywords = {**keywords, STATE: state}
-        if self._body.has_static:
+        if self._traced.has_static:
             arguments, keywords = unwrap_static(arguments, keywords)
         program = self._program(written, have_overlap(roots, written), donated)
         value, (finals, origins) = program(*arguments, **keywords)
@@ -199,7 +199,7 @@ class Jitted(Generic[P, R]):
                 options["donate_argnames"] = (*_as_tuple(options["donate_argnames"]), STATE)
             if "out_shardings" in options:  # None for updated modules
                 options["out_shardings"] = (fold(options["out_shardings"]), None)
-            self._programs[key] = jax.jit(self._body.on_folded(written, overlap), **options)
+            self._programs[key] = jax.jit(self._traced.on_folded(written, overlap), **options)
         return self._programs[key]
 
     def _on_modules(self, args: tuple) -> Any:
@@ -207,7 +207,7 @@ class Jitted(Generic[P, R]):
         donated = self._only_modules(args, is_node) if self._donate else ()
         if donated not in self._programs:
             options = _with_donated(self._options, donated)
-            self._programs[donated] = jax.jit(self._body.on_modules(), **options)
+            self._programs[donated] = jax.jit(self._traced.on_modules(), **options)
         return self._programs[donated]
 
     def _only_modules(
@@ -242,7 +242,7 @@ def _as_tuple(option: int | str | Iterable[Any] | None) -> tuple[Any, ...]:
     return (option,) if isinstance(option, (int, str)) else tuple(option or ())
 
 
-class _Body:
+class _TracedFunction:
     """The function as jax traces it: of modules, or of folded ones."""
 
     def __init__(self, fun: Callable, options: dict[str, Any], constraint: Constraint):
@@ -280,12 +280,12 @@ class _Body:
     def on_folded(self, written: tuple[bool, ...], overlap: bool) -> Callable:
         """The function that calls compile: of folded modules, of which some are written back."""
 
-        def program(*args: PyTree, **kwargs: PyTree) -> tuple[Any, tuple[Any, _Static]]:
+        def program(*args: PyTree, **kwargs: PyTree) -> tuple[Any, tuple[Any, _StaticOrigins]]:
             state = kwargs.pop(STATE, ())
             wrapped = self.wrap_static(args, kwargs)
             arguments, keywords = unfold(put_back(wrapped, state) if state else wrapped)
             value, finals, origins = self._run(arguments, keywords, written, overlap)
-            return fold(value), (tuple(map(fold, finals)), _Static(origins))
+            return fold(value), (tuple(map(fold, finals)), _StaticOrigins(origins))
 
         return self._with_signature(program)
 
@@ -326,8 +326,8 @@ class _Body:
 
 @jax.tree_util.register_static
 @dataclass(frozen=True)
-class _Static:
-    """Data in the structure of a result."""
+class _StaticOrigins:
+    """Origins, in the structure of a result."""
 
     value: Origins
 
