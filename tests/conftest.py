@@ -41,6 +41,13 @@ def pytest_configure(config):
         atexit.register(os._exit, 0)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file():
+    """Tests have no doctests: searching each of their files for some takes seconds of a worker."""
+    found = yield
+    return [each for each in found if type(each) is pytest.Module] or found
+
+
 def pytest_collection_modifyitems(items):
     """What takes longest begins first: in the end the other worker would only wait for it."""
     items.sort(key=lambda item: not item.nodeid.startswith(_LONGEST))
