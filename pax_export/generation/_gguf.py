@@ -210,7 +210,7 @@ def _vocabulary(job: Job) -> dict[str, Any]:
     """The keys of the tokenizer that makes the same ids of texts."""
     tokenizer, tried = job.required_tokenizer, []
     special = "".join(tokenizer.special_tokens.values())
-    expected, parts = _ids(tokenizer, special), _cut_probes(tokenizer)
+    expected = _ids(tokenizer, special)
     for candidate in _candidates(job, tokenizer):
         try:
             found = Tokenizer(*of_gguf(candidate, "a GGUF file"))
@@ -218,7 +218,7 @@ def _vocabulary(job: Job) -> dict[str, Any]:
             tried.append(error.got)
             continue
         # Equal ids of some texts do not show where others are cut.
-        if _ids(found, special) == expected and _cut_probes(found) in (parts, None):
+        if _ids(found, special) == expected and _cut_alike(tokenizer, found):
             return candidate
     kind = json.loads(tokenizer.json())["model"]["type"]
     raise TokenizerError(
@@ -235,10 +235,12 @@ def _ids(tokenizer: Tokenizer, special: str) -> list[list[int]]:
     return [tokenizer.encode(text, added) for text in texts for added in (True, False)]
 
 
-def _cut_probes(tokenizer: Tokenizer) -> list[Any] | None:
-    """The parts of texts within which tokens are merged; None if texts are not cut."""
-    cut = getattr(tokenizer._inner.pre_tokenizer, "pre_tokenize_str", None)
-    return None if cut is None else [*map(cut, _CUT_PROBES)]
+def _cut_alike(tokenizer: Tokenizer, found: Tokenizer) -> bool:
+    """Whether both merge tokens within the same parts of texts, or `found` cuts no texts."""
+    cuts = [getattr(e._inner.pre_tokenizer, "pre_tokenize_str", None) for e in (tokenizer, found)]
+    if None in cuts:
+        return cuts[1] is None
+    return all(cuts[0](text) == cuts[1](text) for text in _CUT_PROBES)
 
 
 def _candidates(job: Job, tokenizer: Tokenizer) -> Iterator[dict[str, Any]]:
