@@ -72,7 +72,7 @@ def _exported(module: TorchModule, program: Program, methods: Mapping[str, Any])
         try:
             with warnings.catch_warnings(), _any_size():
                 warnings.simplefilter("ignore")
-                exported = _without_layout_asserts(torch.export.export(
+                exported = _cleaned(torch.export.export(
                     module, examples, dynamic_shapes=dynamic_shapes if sizes else None,
                     strict=False, prefer_deferred_runtime_asserts_over_guards=True,
                 ))  # fmt: skip
@@ -137,10 +137,11 @@ def _refused_size(program: Program, found: str, instead: str = "") -> SymbolicDi
     )
 
 
-def _without_layout_asserts(exported: ExportedProgram) -> ExportedProgram:
-    """Removes asserts that sizes differ, or are not 1: torch asks that about the layout of memory.
+def _cleaned(exported: ExportedProgram) -> ExportedProgram:
+    """Removes asserts that sizes differ, or are not 1, and the lines of this package.
 
-    Results do not depend on it, and validation makes a call with sizes of 1.
+    Torch asserts that about the layout of memory: results do not depend on it, and validation makes
+    a call with sizes of 1.
     """
     for part in exported.graph_module.modules():  # bodies of loops, too
         if not isinstance(part, torch.fx.GraphModule):
@@ -148,6 +149,8 @@ def _without_layout_asserts(exported: ExportedProgram) -> ExportedProgram:
         for node in part.graph.find_nodes(op="call_function", target=_ASSERT):
             if re.search(r"expression (Ne\(|1 < )", str(node.args[1])):
                 part.graph.erase_node(node)
+        for node in part.graph.nodes:
+            node.meta.pop("stack_trace", None)
         part.recompile()
     return exported
 

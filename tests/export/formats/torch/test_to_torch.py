@@ -8,6 +8,8 @@ import importlib.util
 import re
 import subprocess
 import sys
+import zipfile
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -286,8 +288,12 @@ def test_loops_of_any_length(tmp_path):
         grown = jax.lax.while_loop(lambda s: (s**2).sum() < 100, lambda s: s * 1.5 + 1, last)
         return sums, jax.lax.cond(grown.sum() > 0, jnp.sin, jnp.cos, grown)
 
-    report = to_torch(({}, model), tmp_path / "net.pt2", spec("n, 3"), trainable=False)
+    path = tmp_path / "net.pt2"
+    report = to_torch(({}, model), path, spec("n, 3"), trainable=False)
     assert report.validated == "here"
+    with zipfile.ZipFile(path) as file:
+        content = b"".join(map(file.read, file.namelist()))
+    assert str(Path(pax.__file__).parent).encode() not in content
 
 
 @with_torch
