@@ -237,10 +237,12 @@ def _ids(tokenizer: Tokenizer, special: str) -> list[list[int]]:
 
 def _cut_alike(tokenizer: Tokenizer, found: Tokenizer) -> bool:
     """Whether both merge tokens within the same parts of texts, or `found` cuts no texts."""
-    cuts = [getattr(e._inner.pre_tokenizer, "pre_tokenize_str", None) for e in (tokenizer, found)]
-    if None in cuts:
-        return cuts[1] is None
-    return all(cuts[0](text) == cuts[1](text) for text in _CUT_PROBES)
+    cut, other = (
+        getattr(each._inner.pre_tokenizer, "pre_tokenize_str", None) for each in (tokenizer, found)
+    )
+    if cut is None or other is None:
+        return other is None
+    return all(cut(text) == other(text) for text in _CUT_PROBES)
 
 
 def _candidates(job: Job, tokenizer: Tokenizer) -> Iterator[dict[str, Any]]:
