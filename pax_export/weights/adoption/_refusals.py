@@ -47,7 +47,7 @@ def impossible_error(study: Study) -> AdoptionError:
     lines, rest = [], list(outcome.left)
     missing: list[str] = []
     for layer in outcome.missing:
-        group = _present_half(layer, outcome.left)
+        group = _present_half(layer, rest)
         gone = [leaf for role, leaf in layer.leaves.items() if not group or role not in group.parts]
         missing += [leaf.path for leaf in gone]
         if group:  # only a part of the layer is not there

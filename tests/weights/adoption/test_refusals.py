@@ -25,6 +25,13 @@ def test_equal_layers_without_names_are_ambiguous():
     assert error.write.startswith('rename={"x": "left", ...}, with * for numbers; or reference=')
 
 
+def test_an_array_without_its_bias_is_named_beside_one_of_two_layers():
+    net = Free(first_dense=pax.Linear(8, 4), second_dense=pax.Linear(8, 4))
+    error = assert_refused(net, {"dense.weight": normal(4, 8)})
+    assert error.missing == ("first_dense.bias", "second_dense.weight", "second_dense.bias")
+    assert error.left == ()
+
+
 def test_square_weights_of_an_unknown_framework_are_ambiguous():
     error = assert_refused(pax.Linear(4, 4), dense("fc", 4, 4))
     assert "fc.weight: transposed (torch) or as it is (pax)" in str(error)
