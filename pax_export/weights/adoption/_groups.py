@@ -10,6 +10,7 @@ from typing import Any
 
 from pax_export.weights.adoption._layers import Layer
 from pax_export.weights.adoption._name_parsing import (
+    BIAS,
     COUNT,
     WEIGHT,
     Name,
@@ -94,12 +95,15 @@ def group_arrays(
     groups: dict[Any, Group] = {}
     counters: list[str] = []
     order = {name: index for index, name in enumerate(source.entries)}
-    first = number_first(names := list(names)) | _of_operators(source, names) | _of_cells(names)
+    cells = _of_cells(names := list(names))
+    first = number_first(names) | _of_operators(source, names) | cells
     for name in names:
         known_as, within = hints.get(name, (first[name], None))
         found = parse_array_name(known_as)
         if known_as != name and found.role is None:  # a whole name for the path of a layer
             found = replace(found, role=parse_array_name(name).role)
+        if name in cells:  # the only bias; torch has two
+            found = replace(found, role=BIAS)
         if found.role == COUNT:
             counters.append(name)
             continue

@@ -54,7 +54,7 @@ _LAYOUTS: tuple[tuple[dict[str, str], tuple[_Array, ...]], ...] = (
         _Array("bias_ih", "g", BIAS), _Array("bias_hh", "g", BIAS, adds=True))),
     ({"lstm": "ifgo"}, (  # Equinox
         _Array("weight_ih", "gi", WEIGHT), _Array("weight_hh", "gh", RECURRENT),
-        _Array("bias_ih", "g", BIAS))),
+        _Array(BIAS, "g", BIAS))),
     ({"lstm": "ifgo", "rnn": "h", "gru": "zrh"}, _KERAS_ARRAYS),
     ({_AFTER: "zrh"}, (*_KERAS_ARRAYS[:2], _Array(BIAS, "2g", BIAS))),
     ({"lstm": "iofg", "rnn": "h", "gru": "zrh", _AFTER: "zrh"}, (  # ONNX

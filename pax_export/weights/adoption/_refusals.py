@@ -117,7 +117,7 @@ def _explain_group(group: Group) -> str:
         rows, *columns = group.parts["weight_hh"].shape
         if columns != [rows / 3]:
             return ""
-        if "bias_ih" in group.parts and "bias_hh" not in group.parts:
+        if BIAS in group.parts:
             return "; no layer takes a GRU of Equinox, whose last gate has a bias of its own"
         return "; a GRU of torch fills a pax.GRU with reset_after=True"
     shapes = {role: piece.shape for role, piece in group.parts.items()}

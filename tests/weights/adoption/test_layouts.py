@@ -10,7 +10,14 @@ import pytest
 import pax_export as pax
 from tests.closeness import assert_close
 from tests.refusals import refused
-from tests.weights.adoption.foreign import CASES, LAYOUTS, Free, attentive, normal
+from tests.weights.adoption.foreign import (
+    CASES,
+    LAYOUTS,
+    Free,
+    assert_refused,
+    attentive,
+    normal,
+)
 
 
 @pytest.mark.parametrize("make", CASES)
@@ -223,6 +230,18 @@ def test_a_gru_of_ours_comes_from_a_file_of_ours(tmp_path):
         new, report = pax.weights.adopt(shapes, source)
         assert jax.tree.all(jax.tree.map(np.array_equal, new, net))
         assert report.origin == "pax"
+
+
+@pytest.mark.parametrize("lost", ["bias_ih", "bias_hh"])
+def test_a_cell_of_torch_without_one_of_its_biases_is_refused(lost):
+    """It is no cell of Equinox, which has one bias."""
+    file = {
+        "weight_ih": normal(16, 3), "weight_hh": normal(16, 4),
+        "bias_ih": normal(16), "bias_hh": normal(16),
+    }  # fmt: skip
+    pax.weights.adopt(pax.LSTM(3, 4), {f"{name}_l0": array for name, array in file.items()})
+    del file[lost]
+    assert_refused(pax.LSTM(3, 4), {f"{name}_l0": array for name, array in file.items()})
 
 
 def test_a_cell_of_equinox():
