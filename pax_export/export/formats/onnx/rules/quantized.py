@@ -230,11 +230,10 @@ class QuantizedWeight:
         if fused:
             scales = self.in_float32(self.stored_scales(order if groups else None, axis))
             attributes = {"axis": axis, **({"block_size": form.group} if groups else {})}
-            inputs, *outputs = (self.shape[old] for old in order)
-            is_matrix = len(outputs) == 1 and not groups
-            if is_matrix and builder.opset >= _GROUPS and inputs > _BLOCK:
+            inputs, outputs = (self.shape[old] for old in order)
+            if not groups and builder.opset >= _GROUPS and inputs > _BLOCK:
                 # A session repeats them once, when it loads the file.
-                shape = np.array([-(-inputs // _BLOCK), *outputs], np.int64)
+                shape = np.array([-(-inputs // _BLOCK), outputs], np.int64)
                 scales, attributes = (
                     builder("Expand", scales, shape),
                     {"axis": 0, "block_size": _BLOCK},
