@@ -14,12 +14,10 @@ from typing import Any
 from pax_export.nets.decoder._config import DecoderConfig
 from pax_export.nets.decoder._fields import (
     BIASES,
-    HF_NAMES,
     Fields,
     Found,
     Keys,
     LayerKind,
-    shortest_pattern,
     unsupported_error,
 )
 from pax_export.nets.decoder._generation import GENERATION
@@ -28,8 +26,8 @@ from pax_export.nets.decoder._hf import (
     OF_IMAGES,
     Family,
     read_activation,
-    read_kinds,
     read_layers,
+    read_rope,
     require_same_activation,
     rope_key,
     ropes_by_layer,
@@ -43,7 +41,7 @@ def keys_of_hf(config: DecoderConfig) -> dict[str, Any]:
     """The content of ``config.json`` for a configuration of one of these families."""
     own = FAMILIES[config.family]
     keys: dict[str, Any] = {"model_type": own.model_type or config.family}
-    keys["architectures"] = [own.class_name + own.head]
+    keys["architectures"] = [own.class_name]
     keys |= {key: getattr(config, name) for name, key in own.names.items()}
     if own.ropes != "none":
         keys["rope_theta"] = config.rotary_base
@@ -57,7 +55,7 @@ def keys_of_hf(config: DecoderConfig) -> dict[str, Any]:
 # --- keys -------------------------------------------------------------------------------------
 
 # Origin of the file, training, tokens, and outputs of a call.
-_OTHERS = frozenset(
+_IGNORED = GENERATION | frozenset(
     """
     model_type architectures auto_map _name_or_path name_or_path _commit_hash transformers_version
     transformers.js_config dtype torch_dtype use_bfloat16 torchscript tf_legacy_loss
@@ -73,7 +71,6 @@ _OTHERS = frozenset(
     _attn_implementation_autoset _experts_implementation_internal experts_implementation
     """.split()
 )
-_IGNORED = GENERATION | _OTHERS
 # Settings that have only one supported value.
 _FIXED: dict[str, tuple] = {
     "is_encoder_decoder": (False,),
@@ -88,19 +85,26 @@ _FIXED: dict[str, tuple] = {
     "quantization": (),
 }
 _ROPE = {"rope_theta": 10000.0, "rope_scaling": None, "rope_parameters": None}
+_NAMES = {
+    "dim": "hidden_size", "num_heads": "num_attention_heads", "vocab_size": "vocab_size",
+    "num_layers": "num_hidden_layers", "num_kv_heads": "num_key_value_heads",
+    "head_size": "head_dim", "hidden_dim": "intermediate_size",
+    "max_positions": "max_position_embeddings", "norm_eps": "rms_norm_eps",
+    "tied": "tie_word_embeddings",
+}  # fmt: skip
 # Where the configuration does not say whether there are biases, the arrays of the file do.
 _BIASES = ("attention_bias", "mlp_bias", "qkv_bias")
 
 
 def like_llama(
-    class_name: str, sizes: str, eps: float, tied: bool, *, keys: Mapping[str, Any] | None = None,
-    fixed: Mapping[str, tuple] | None = None, ignored: str = "", eps_name: str = "rms_norm_eps",
-    flags: Mapping[str, tuple[str, ...]] | None = None, **options: Any,
+    name: str, sizes: str, eps: float, tied: bool, *, keys: Mapping[str, Any] = {},
+    fixed: Mapping[str, tuple] = {}, ignored: str = "", eps_name: str = "rms_norm_eps",
+    flags: Mapping[str, tuple[str, ...]] = {}, **options: Any,
 ) -> Family:  # fmt: skip
     """A family of Llama's kind.
 
     Args:
-        class_name: as in `Family`.
+        name: the prefix of its classes in transformers.
         sizes: the first defaults, those of the configuration class; ``-`` is None.
         eps: the default of the epsilon of norms.
         tied: the default of ``tie_word_embeddings``.
@@ -111,19 +115,17 @@ def like_llama(
         flags: as in `Family`; false by default.
         **options: those of `Family`.
     """
-    names = (
+    size_keys = (
         "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
         "num_attention_heads", "num_key_value_heads", "head_dim", "max_position_embeddings",
     )  # fmt: skip
-    flags = flags or {}
-    defaults = {n: None if v == "-" else int(v) for n, v in zip(names, sizes.split())}
+    defaults = {key: None if v == "-" else int(v) for key, v in zip(size_keys, sizes.split())}
     defaults |= {eps_name: eps, "tie_word_embeddings": tied, "hidden_act": "silu"}
     defaults |= {"original_max_position_embeddings": None, **_ROPE, **dict.fromkeys(flags, False)}
-    defaults |= keys or {}
-    unread = {name for name in _BIASES if name not in defaults}
-    unfixed = {name: allowed for name, allowed in _FIXED.items() if name not in defaults}
-    own = Keys(defaults, {**unfixed, **(fixed or {})}, _IGNORED | unread | {*ignored.split()})
-    return Family(class_name, own, flags, **options)
+    defaults |= keys
+    unread = {key: allowed for key, allowed in _FIXED.items() if key not in defaults}
+    own = Keys(defaults, {**unread, **fixed}, _IGNORED | {*_BIASES, *ignored.split()})
+    return Family(name + "ForCausalLM", own, _NAMES | {"norm_eps": eps_name}, flags, **options)
 
 
 # --- parts that families read and write in their own way --------------------------------------
@@ -133,19 +135,19 @@ def _window(fields: Fields, found: Found) -> Found:
     window = fields.optional_size("sliding_window")
     if window is not None and window >= fields.size("max_position_embeddings"):
         window = None  # the same net, without a ring buffer as its cache
-    return {"kinds": (LayerKind(window=window),)}
+    return {"kinds": [LayerKind(window=window)]}
 
 
 def _window_keys(config: DecoderConfig) -> dict[str, Any]:
-    return {"sliding_window": config.kind_of(0).window}
+    return {"sliding_window": config.kinds[0].window}
 
 
 def _layer_keys(config: DecoderConfig) -> dict[str, Any]:
     """The window and the types of all layers."""
     kinds = [config.kind_of(number) for number in range(config.num_layers)]
-    windows = [kind.window for kind in kinds if kind.window is not None]
     types = ["full_attention" if kind.window is None else "sliding_attention" for kind in kinds]
-    return {"layer_types": types, "sliding_window": (windows or [None])[0]}
+    window = next((kind.window for kind in kinds if kind.window is not None), None)
+    return {"layer_types": types, "sliding_window": window}
 
 
 def _qwen(fields: Fields, found: Found) -> Found:
@@ -155,11 +157,8 @@ def _qwen(fields: Fields, found: Found) -> Found:
     first = fields.need("max_window_layers")
     if not isinstance(first, int):  # 0 is one, too
         raise fields.wrong("max_window_layers", "an integer")
-    default = [
-        "sliding_attention" if window is not None and i >= first else "full_attention"
-        for i in range(layers)
-    ]
-    return {"kinds": read_kinds(fields, default, window)}
+    local = [window is not None and i >= first for i in range(layers)]
+    return {"kinds": read_layers(fields, local, window)}
 
 
 def _qwen_keys(config: DecoderConfig) -> dict[str, Any]:
@@ -206,12 +205,12 @@ def _post_norm_keys(config: DecoderConfig) -> dict[str, Any]:
 
 def _gemma2(fields: Fields, found: Found) -> Found:
     layers = fields.layers("num_hidden_layers")
-    default = ["full_attention" if i % 2 else "sliding_attention" for i in range(layers)]
+    local = [i % 2 == 0 for i in range(layers)]
     window = fields.size("sliding_window")
     if fields.get("sliding_window_size", window) != window:  # the name in the first files
         raise unsupported_error(fields, "sliding_window_size")
     return _with_post_norms(fields) | {
-        "kinds": read_kinds(fields, default, window),
+        "kinds": read_layers(fields, local, window),
         "attention_softcap": fields.optional("attn_logit_softcapping"),
     }
 
@@ -226,47 +225,49 @@ def _gemma3(fields: Fields, found: Found) -> Found:
     if fields.get("layer_types") is None:
         if fields.get("_sliding_window_pattern", period) != period:
             raise unsupported_error(fields, "_sliding_window_pattern")
-    default = ["sliding_attention" if (i + 1) % period else "full_attention" for i in range(layers)]
-    local = fields.number("rope_local_base_freq")
+    local = [(i + 1) % period != 0 for i in range(layers)]
+    base = fields.number("rope_local_base_freq")
     window = fields.size("sliding_window")
-    return _with_post_norms(fields) | _ropes_and_kinds(fields, default, window, local)
+    return _with_post_norms(fields) | _ropes_and_kinds(fields, local, window, base)
 
 
 def _ropes_and_kinds(
-    fields: Fields, default: list[str], window: int | None, local_base: float
+    fields: Fields, local: list[bool], window: int | None, local_base: float
 ) -> Found:
     """The rotary embedding of all layers, where those with windows have their own base."""
-    (base, scaling), (local, local_scaling) = ropes_by_layer(fields, local_base)
+    (base, scaling), (local_base, local_scaling) = ropes_by_layer(fields, local_base)
     if local_scaling is not None and local_scaling != scaling:
         raise unsupported_error(fields, "rope_parameters: sliding_attention", local_scaling.kind)
     return {
-        "kinds": read_kinds(fields, default, window, local, local_scaling is not None),
+        "kinds": read_layers(fields, local, window, local_base, local_scaling is not None),
         "rotary_base": base,
         "rotary_scaling": scaling,
     }
 
 
 def _gemma3_keys(config: DecoderConfig) -> dict[str, Any]:
-    bases = [kind.rotary_base for kind in config.kinds if kind.window]
-    local = (bases or [None])[0] or config.rotary_base
-    return _post_norm_keys(config) | {"rope_local_base_freq": local}
-
-
-def _phi3_usual(fields: Fields) -> Fields:
-    """Phi's keys of its rotary embedding in the form of the other families."""
-    name = rope_key(fields)
-    rope = dict(fields.part(name))
-    share = {key: rope.pop(key) for key in ("partial_rotary_factor",) if key in rope}
-    if rope.get("rope_type", rope.get("type")) in ("su", "yarn"):  # older names, in this family
-        rope["rope_type"] = "longrope"
-    return Fields({**fields.values, **share, name: rope}, fields.where, fields.keys)
+    local = next((kind.rotary_base for kind in config.kinds if kind.window), None)
+    return _post_norm_keys(config) | {"rope_local_base_freq": local or config.rotary_base}
 
 
 def _phi3(fields: Fields, found: Found) -> Found:
-    size = int(found["head_size"] * fields.number("partial_rotary_factor"))
+    name = rope_key(fields)
+    rope = dict(fields.part(name))
+    # Newer files have the share among the keys of the rotary embedding.
+    key = "partial_rotary_factor"
+    share = {key: rope.pop(key)} if key in rope else {}
+    if rope.get("rope_type", rope.get("type")) in ("su", "yarn"):  # older names, in this family
+        rope["rope_type"] = "longrope"
+    fields = Fields({**fields.values, **share, name: rope}, fields.where, fields.keys)
+    base, scaling = read_rope(fields)
+    size = int(found["head_size"] * fields.number(key))
     if size % 2 or not 0 < size <= found["head_size"]:
-        raise unsupported_error(fields, "partial_rotary_factor")
-    return _window(fields, found) | {"rotary_size": size}
+        raise unsupported_error(fields, key)
+    return _window(fields, found) | {
+        "rotary_base": base,
+        "rotary_scaling": scaling,
+        "rotary_size": size,
+    }
 
 
 def _phi3_keys(config: DecoderConfig) -> dict[str, Any]:
@@ -284,10 +285,8 @@ def _smollm3(fields: Fields, found: Found) -> Found:
         raise fields.wrong("no_rope_layers", f"a number for each of the {layers} layers")
     window = fields.optional_size("sliding_window")
     used = fields.flag("use_sliding_window") and window is not None
-    default = ["full_attention" if i or not used else "sliding_attention" for i in turned[:layers]]
-    kinds = read_layers(fields, default, window)
-    kinds = [k if i else replace(k, rotary_base=0.0) for i, k in zip(turned, kinds)]
-    return {"kinds": shortest_pattern(kinds)}
+    kinds = read_layers(fields, [used and not i for i in turned[:layers]], window)
+    return {"kinds": [k if i else replace(k, rotary_base=0.0) for i, k in zip(turned, kinds)]}
 
 
 def _smollm3_keys(config: DecoderConfig) -> dict[str, Any]:
@@ -323,33 +322,31 @@ _OLMO3_BASE = 500_000.0
 
 def _olmo3(fields: Fields, found: Found) -> Found:
     layers = fields.layers("num_hidden_layers")
-    default = ["sliding_attention" if i % 4 else "full_attention" for i in range(1, layers + 1)]
+    local = [(i + 1) % 4 != 0 for i in range(layers)]
     window = fields.optional_size("sliding_window")
-    return _ropes_and_kinds(fields, default, window, _OLMO3_BASE)
+    return _ropes_and_kinds(fields, local, window, _OLMO3_BASE)
 
 
 def _exaone4(fields: Fields, found: Found) -> Found:
     layers, window = fields.layers("num_hidden_layers"), fields.optional_size("sliding_window")
-    default = ["full_attention"] * layers
+    local = [False] * layers
     if window is not None and fields.get("layer_types") is None:
         period = fields.size("sliding_window_pattern")
-        default = ["sliding_attention" if i % period else default[0] for i in range(1, layers + 1)]
-    kinds = read_layers(fields, default, window)
+        local = [(i + 1) % period != 0 for i in range(layers)]
+    kinds = read_layers(fields, local, window)
     if window is not None:  # those that see all positions do not rotate
         kinds = [kind if kind.window else replace(kind, rotary_base=0.0) for kind in kinds]
-    return {"kinds": shortest_pattern(kinds)}
+    return {"kinds": kinds}
 
 
 def _ministral(fields: Fields, found: Found) -> Found:
     window = fields.optional_size("sliding_window")
-    word = "full_attention" if window is None else "sliding_attention"
-    default = [word] * fields.layers("num_hidden_layers")
-    return {"kinds": read_kinds(fields, default, window)}
+    local = [window is not None] * fields.layers("num_hidden_layers")
+    return {"kinds": read_layers(fields, local, window)}
 
 
 def _gpt2_keys(config: DecoderConfig) -> dict[str, Any]:
-    is_tanh = config.activation == "gelu_tanh"
-    return {"activation_function": "gelu_new" if is_tanh else config.activation}
+    return {"activation_function": "gelu_new"} if config.activation == "gelu_tanh" else {}
 
 
 # --- the families -----------------------------------------------------------------------------
@@ -409,7 +406,7 @@ FAMILIES |= {
             "_sliding_window_pattern": None,
         },
         flags=_ATTENTION, fields={"post_norms": True, "query_key_norm": True}, read=_gemma3,
-        write=_gemma3_keys, activation_key="hidden_activation", ropes="by layer",
+        write=_gemma3_keys, activation_key="hidden_activation", ropes="read",
         model_type="gemma3_text",
     ),
     "phi3": like_llama(
@@ -419,7 +416,7 @@ FAMILIES |= {
             "partial_rotary_factor": 1.0,
         },
         fixed={"lm_head_bias": (False,), "full_attn_mod": (1,), "interpolate_factor": (1,)},
-        usual=_phi3_usual, read=_phi3, write=_phi3_keys,
+        read=_phi3, write=_phi3_keys, ropes="read",
     ),
     "smollm3": like_llama(
         "SmolLM3", "128256 2048 11008 36 16 4 - 32768", 1e-6, True, ignored="max_window_layers",
@@ -440,7 +437,7 @@ FAMILIES |= {
         "Olmo3", "50304 4096 11008 32 32 - - 2048", 1e-5, False,
         fixed={"original_max_position_embeddings": ()},
         keys={"rope_theta": 500_000.0, "sliding_window": 4096, "layer_types": None},
-        flags=_ATTENTION, fields=_OLMO, read=_olmo3, write=_layer_keys, ropes="by layer",
+        flags=_ATTENTION, fields=_OLMO, read=_olmo3, write=_layer_keys, ropes="read",
     ),
     "exaone4": like_llama(
         "Exaone4", "102400 4096 16384 32 32 32 - 2048", 1e-5, False,
@@ -477,10 +474,10 @@ FAMILIES |= {
         "attention_softmax_in_fp32 scale_attention_softmax_in_fp32",
         keys={"hidden_act": "gelu_pytorch_tanh", "sliding_window": None, "use_bias": True},
         flags={"use_bias": BIASES}, fields={"norm": "layer", "gated": False}, read=_window,
-        write=_window_keys, names=HF_NAMES | {"norm_eps": "norm_epsilon"},
+        write=_window_keys,
     ),
     "gpt2": Family(
-        "GPT2",
+        "GPT2LMHeadModel",
         Keys(
             {
                 "vocab_size": 50257, "n_positions": 1024, "n_embd": 768, "n_layer": 12,
@@ -494,10 +491,10 @@ FAMILIES |= {
                 "summary_activation", "summary_proj_to_labels", "summary_first_dropout",
             },
         ),
+        _GPT2_NAMES,
         fields={"norm": "layer", "gated": False, "positions": "learned"}
         | dict.fromkeys(BIASES, True),
-        write=_gpt2_keys, names=_GPT2_NAMES, activation_key="activation_function", ropes="none",
-        head="LMHeadModel",
+        write=_gpt2_keys, activation_key="activation_function", ropes="none",
     ),
 }  # fmt: skip
 

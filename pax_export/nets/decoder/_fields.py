@@ -22,13 +22,6 @@ _SHORT.maxstring = _SHORT.maxother = 80
 
 Found = dict[str, Any]  # fields of a DecoderConfig
 BIASES = ("projection_bias", "output_bias", "dense_bias")
-HF_NAMES = {
-    "dim": "hidden_size", "num_heads": "num_attention_heads", "vocab_size": "vocab_size",
-    "num_layers": "num_hidden_layers", "num_kv_heads": "num_key_value_heads",
-    "head_size": "head_dim", "hidden_dim": "intermediate_size",
-    "max_positions": "max_position_embeddings", "norm_eps": "rms_norm_eps",
-    "tied": "tie_word_embeddings",
-}  # fmt: skip
 #: Keys that may be null or missing; the sizes of the others determine them.
 OPTIONAL = frozenset(
     "num_key_value_heads head_dim n_inner attention.head_count_kv attention.key_length".split()

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from pax_export._foundations.errors import InvalidArgumentError
 from pax_export.nets.decoder._fields import (
-    HF_NAMES,
     OPTIONAL,
     Fields,
     Found,
@@ -72,32 +71,28 @@ class Family:
     """A family of models: what its configuration says, read and written.
 
     Attributes:
-        class_name: the prefix of its classes in transformers.
+        class_name: its class in transformers.
         keys: the keys of its ``config.json``.
+        names: the keys of the sizes.
         flags: for each key that is true or false, the fields of a DecoderConfig that it is.
         fields: fields that all its models have; files do not mention them.
         read: other fields, from the configuration and those read so far.
         write: the keys of these fields, of a DecoderConfig.
-        usual: the configuration with the keys that other families have.
-        names: the keys of the sizes.
         activation_key: the key of the activation.
-        ropes: ``"one"``, ``"by layer"``, where layers with windows have their own, or ``"none"``.
+        ropes: ``"one"`` in the keys of most families, ``"read"`` by `read`, or ``"none"``.
         model_type: its name in ``config.json``, if that is another one.
-        head: the end of the name of its class.
     """
 
     class_name: str
     keys: Keys
+    names: Mapping[str, str]
     flags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     fields: Mapping[str, Any] = field(default_factory=dict)
     read: Callable[[Fields, Found], Found] = _nothing
     write: Callable[[Any], dict[str, Any]] = _nothing
-    names: Mapping[str, str] = field(default_factory=lambda: HF_NAMES)
-    usual: Callable[[Fields], Fields] = lambda fields: fields
     activation_key: str = "hidden_act"
-    ropes: str = "one"
+    ropes: Literal["one", "read", "none"] = "one"
     model_type: str = ""
-    head: str = "ForCausalLM"
 
 
 #: By the family of a DecoderConfig; `_families` has the rows.
@@ -127,7 +122,7 @@ def fields_of_hf(config: Mapping[str, Any]) -> Found:
         shown = "none" if family is None else family
         raise unknown_family_error(shown, f"{where}: model_type", names, strange)
     own = FAMILIES[names[family]]
-    fields = own.usual(Fields(config, where, own.keys))
+    fields = Fields(config, where, own.keys)
     found = {**fields.sizes(own.names, OPTIONAL), **own.fields, "family": names[family]}
     if own.ropes == "one":
         found["rotary_base"], found["rotary_scaling"] = read_rope(fields)
@@ -136,6 +131,8 @@ def fields_of_hf(config: Mapping[str, Any]) -> Found:
     found |= own.read(fields, found)
     if "activation" not in found:
         found["activation"] = read_activation(fields, own.activation_key)
+    if "kinds" in found:
+        found["kinds"] = shortest_pattern(found["kinds"])
     return found
 
 
@@ -260,21 +257,19 @@ def written_rope(scaling: RotaryScaling) -> dict[str, Any]:
 # --- layers and activations -------------------------------------------------------------------
 
 
-def read_kinds(fields: Fields, *settings: Any) -> tuple[LayerKind, ...]:
-    return shortest_pattern(read_layers(fields, *settings))
-
-
 def read_layers(
-    fields: Fields, default: list[str], window: int | None, base: float | None = None,
+    fields: Fields, local: list[bool], window: int | None, base: float | None = None,
     scaled: bool = True,
 ) -> list[LayerKind]:  # fmt: skip
+    """The kind of each layer: `local` says which have a window, unless the file does."""
     of_word = {"full_attention": LayerKind()}
     if window is not None:
         of_word["sliding_attention"] = LayerKind(window, base, scaled)
+    default = ["sliding_attention" if each else "full_attention" for each in local]
     words = fields.words("layer_types", default)
-    if len(words) < len(default):
-        raise fields.wrong("layer_types", f"a word for each of the {len(default)} layers")
-    words = words[: len(default)]  # those of a net that was cut to fewer layers
+    if len(words) < len(local):
+        raise fields.wrong("layer_types", f"a word for each of the {len(local)} layers")
+    words = words[: len(local)]  # those of a net that was cut to fewer layers
     for word in words:
         if word not in of_word:
             raise unsupported_error(fields, "layer_types", word)
