@@ -178,9 +178,9 @@ def picture(module: Any) -> tuple:
 
 
 def _key(value: Any) -> Any:
-    """A key of static data; of what holds arrays or modules only where they stand."""
+    """A key of static data; of what holds arrays, modules or nothing only where they stand."""
     leaves, treedef = tree_flatten_or_none(value)
-    if any(isinstance(x, (jax.Array, np.ndarray)) for x in leaves):
+    if not leaves or any(isinstance(x, (jax.Array, np.ndarray)) for x in leaves):
         return treedef
     return static_key(value) if not isinstance(value, pax.Module) else None
 

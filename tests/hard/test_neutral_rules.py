@@ -1,9 +1,9 @@
 """What is served gives jax's own numbers for hostile inputs, whichever rules it was lowered by.
 
 NaN, infinities, both zeros, subnormal numbers, ties, the ends of integers, nothing at all: for
-operations one by one, each lowered for real platforms, and by the rules for all of them, which an
-export takes as a whole where one operation is a call of LAPACK.  Where jax promises nothing,
-neither is anything asked for: the sign of the larger of two zeros.
+operations one by one, each lowered for real platforms, by the rules for all of them, which an
+export takes as a whole where one operation is a call of LAPACK, and as operations of TensorFlow.
+Where jax promises nothing, neither is anything asked for: the sign of the larger of two zeros.
 """
 
 from __future__ import annotations
@@ -29,6 +29,10 @@ SMALLEST = {"float32": 2.0**-126, "bfloat16": 2.0**-126, "float16": 2.0**-14}
 APART = {"float32": (2e-5, 1e-6), "bfloat16": (3e-2, 1e-2), "float16": (4e-3, 1e-3)}
 #: Results whose zeros may have either sign: IEEE has no order of zeros.
 ANY_ZERO = ("relu", "relu6", "max of two", "min of two")
+#: Where TensorFlow's operations differ, as the guide says: the sign of a zero, and the largest of
+#: numbers with NaN that have a sign.
+OTHER_ZEROS = ("sign", "round", "floor_divide of two")
+OTHER_ORDER = ("least",)
 #: How many numbers are tried with each other in functions that compile for a minute.
 FEW = 12
 
@@ -142,7 +146,8 @@ OF_INTEGERS: Functions = {
 OF_TWO_INTEGERS: Functions = {
     **named(lax, "add sub mul div rem max min lt bitwise_and bitwise_or bitwise_xor"),
     **named(lax, "shift_left shift_right_logical shift_right_arithmetic"),
-    **named(jnp, "floor_divide mod gcd divmod"),
+    **named(jnp, "floor_divide mod divmod"),
+    "gcd": lambda x, y: jnp.gcd(x >> 1, y >> 1),  # jax never ends for the least integer
     "pow": lambda x, y: jnp.power(x, y & 7),
     "shifted": lambda x, y: x << y,
 }
@@ -192,20 +197,21 @@ FOURIER: Functions = {
 }
 
 
-def served(functions: Functions, x: np.ndarray, path, neutral: bool) -> tuple[dict, dict]:
+def served(functions: Functions, x: np.ndarray, path, way: str) -> tuple[dict, dict]:
     """What jax gives for each function, and what its export gives."""
 
     def model(_, x):
         found = {name: jax.tree.leaves(f(x)) for name, f in functions.items()}
-        if neutral:
+        if way == "neutral":
             square = jnp.eye(3) + 0 * jnp.nan_to_num(x[:1].astype("float32"))[..., None]
             found["neutral"] = [jnp.linalg.cholesky(square)]
         return found
 
     expected = {name: jax.tree.leaves(jax.jit(f)(x)) for name, f in functions.items()}
     to_saved_model(
-        ({}, model), path, spec(x.shape, x.dtype), validate=False, vjp_order=0, trainable=False
-    )
+        ({}, model), path, spec(x.shape, x.dtype), validate=False, vjp_order=0, trainable=False,
+        operations="tensorflow" if way == "tensorflow" else "xla",
+    )  # fmt: skip
     return expected, load(path)(x)
 
 
@@ -240,54 +246,57 @@ def difference(name: str, expected, got, apart: float, smallest: float) -> str:
     return ""
 
 
-def check(functions: Functions, x, path, neutral, apart: float = 0.0, smallest: float = 0.0):
-    expected, got = served(functions, x, path, neutral)
+def check(functions: Functions, x, path, way, apart: float = 0.0, smallest: float = 0.0):
+    expected, got = served(functions, x, path, way)
     wrong = [difference(name, expected[name], got[name], apart, smallest) for name in functions]
     print(f"{len(functions)} operations of {x.dtype}")
     assert not "\n".join(filter(None, wrong))
 
 
-each_way = pytest.mark.parametrize("neutral", [False, True], ids=["real", "neutral"])
+any_way = pytest.mark.parametrize("way", ["neutral", "tensorflow"])
+each_way = pytest.mark.parametrize("way", ["real", "neutral", "tensorflow"])
 
 
 @each_way
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "float16"])
-def test_floating_point_numbers(kind, neutral, tmp_path):
+def test_floating_point_numbers(kind, way, tmp_path):
     functions = OF_FLOATS | pairs(OF_TWO_FLOATS)
     if kind == "bfloat16":  # some x // x are 0 in jax, if there are many
         del functions["floor_divide of two"]
     # TensorFlow lets its threads take subnormal numbers for zero.
-    check(functions, floats(kind), tmp_path / "m", neutral, smallest=SMALLEST[kind])
+    check(functions, floats(kind), tmp_path / "m", way, smallest=SMALLEST[kind])
 
 
+@any_way
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "float16"])
-def test_functions_by_series(kind, tmp_path):
+def test_functions_by_series(kind, way, tmp_path):
     functions = SERIES | pairs(SERIES_OF_TWO, FEW)
     if kind != "float32":
         del functions["ndtri"], functions["log_ndtr"]
-    check(functions, floats(kind), tmp_path / "m", True, *APART[kind])
+    check(functions, floats(kind), tmp_path / "m", way, *APART[kind])
 
 
 @each_way
 @pytest.mark.parametrize("kind", ["int8", "int16", "int32", "uint8", "uint16", "uint32"])
-def test_integers(kind, neutral, tmp_path):
+def test_integers(kind, way, tmp_path):
     functions = OF_INTEGERS | pairs(OF_TWO_INTEGERS)
     if kind.startswith("u"):
         del functions["abs"]
-    check(functions, integers(kind), tmp_path / "m", neutral)
+    check(functions, integers(kind), tmp_path / "m", way)
 
 
+@any_way
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg", "unsafe_rbg"])
-def test_random_numbers(impl, tmp_path):
-    check(random_numbers(impl), integers("int32"), tmp_path / "m", True, 1e-4)
+def test_random_numbers(impl, way, tmp_path):
+    check(random_numbers(impl), integers("int32"), tmp_path / "m", way, 1e-4)
 
 
 @each_way
-def test_fourier_transforms(neutral, tmp_path):
+def test_fourier_transforms(way, tmp_path):
     x = np.random.default_rng(0).normal(size=(32,)).astype(np.float32)
-    check(FOURIER, x, tmp_path / "m", neutral, 1e-4, 1e-5)
+    check(FOURIER, x, tmp_path / "m", way, 1e-4, 1e-5)
     x[5], x[20] = np.nan, np.inf
-    check(FOURIER, x, tmp_path / "n", neutral, 1e-4, 1e-5)
+    check(FOURIER, x, tmp_path / "n", way, 1e-4, 1e-5)
 
 
 def test_nothing_at_all(tmp_path):

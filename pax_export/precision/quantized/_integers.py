@@ -27,7 +27,8 @@ class Form(NamedTuple):
 
     Attributes:
         bits: 8 or 4.
-        group: the number of neighbors along ``axis`` that share a scale; None if scales broadcast.
+        group: `GROUP`, the number of neighbors along ``axis`` that share a scale, or None if scales
+            broadcast.
         axis: the axis of groups and packed bytes, counted from the last (-1).
         dtype: the name of the dtype of the represented array.
         scheme: ``"symmetric"``; ``"asymmetric"``, where each group has a zero point; or

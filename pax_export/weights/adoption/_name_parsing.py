@@ -278,7 +278,8 @@ def norm_position(words: tuple[str, ...]) -> NormPosition:
         at = part + (0.75 if after else 0.0 if before else 0.5)
     exact = part is not None and (after or before)
     silent = _ORDER | _PARTS.keys() if exact else _ORDER
-    number = next((int(word) for word in own if word.isdigit()), None)
+    numbers = [int(word) for word in own if word.isdigit()]
+    number = numbers[0] if numbers and not KINDS.isdisjoint(own) else None  # `tensor_4` counts all
     return NormPosition(block, at, number, exact, Name((*block, *own), ()).meaning - silent)
 
 

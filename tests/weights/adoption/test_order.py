@@ -86,6 +86,13 @@ def test_contradictory_orders_are_refused(theirs, ours):
         pax.weights.adopt(_net(ours, 2, lambda: pax.RMSNorm(D)), _file(theirs, 2))
 
 
+@pytest.mark.parametrize("names", ["tensor_4 tensor_5", "yat376 yat646"])
+def test_numbers_that_count_all_arrays_give_no_order(names):
+    file = {f"{name}.weight": np.ones(D, np.float32) for name in names.split()}
+    with refused(pax.errors.AmbiguousWeightsError, f"{names.split()[0]}.weight"):
+        pax.weights.adopt(_block("attention_norm mlp_norm", _own_norm), file)
+
+
 @pytest.mark.parametrize("names", ["first_norm second_norm", "mlp_norm attention_norm"])
 def test_a_reference_overrides_the_order(names):
     first, second = names.split()

@@ -359,6 +359,17 @@ def test_negative_unsigned_numbers_wrap(tmp_path, dtype):
     np.testing.assert_array_equal(y, -x)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_beta_function_of_arrays_that_broadcast(dtype, tmp_path):
+    def model(_, x):
+        return jax.scipy.special.betainc(x[:, None], x[None, :], jnp.asarray(0.3, x.dtype))
+
+    _exported(({}, model), tmp_path / "m", spec("n", dtype), trainable=False)
+    x = np.array([0.5, 1, 2, 3, 7], dtype)
+    tolerance = 1e-5 if dtype == "float32" else 2e-3
+    assert_close(pax.export.load(tmp_path / "m")(x), model(None, x), tolerance)
+
+
 def test_empty_batches_of_convolutions(tmp_path):
     """Of no images, TensorFlow's convolution has the shape of its input."""
     net = pax.Sequential(pax.Conv2D(3, 8, 3), jax.nn.relu, pax.Conv2D(8, 4, 3))

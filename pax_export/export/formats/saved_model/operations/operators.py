@@ -147,7 +147,7 @@ OPERATORS = _read()
 #: Operations of which TensorFlow's gradient of what the rule writes is that of jax for all numbers,
 #: ties and zeros among them. Programs with others have the gradients that jax traces, as functions
 #: of the SavedModel: custom rules stay the model's.
-_SAME = frozenset(
+_SAME_SLOPES = frozenset(
     """
 abs acos acosh add add_any and argmax argmin asin asinh atan atanh broadcast_in_dim ceil
 concatenate conv_general_dilated convert_element_type copy copy_p cos cosh cumsum dim_as_value div
@@ -179,7 +179,7 @@ def _differentiates(equation: Equation) -> bool:
         return str(params["feature_group_count"]) == str(params["batch_group_count"]) == "1"
     if name == "integer_pow":  # of a quotient, TensorFlow has NaN at 0
         return params["y"] >= 0
-    return name in _SAME
+    return name in _SAME_SLOPES
 
 
 def _is_complex(atom: Atom) -> bool:

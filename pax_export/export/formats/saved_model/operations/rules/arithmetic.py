@@ -31,7 +31,6 @@ _RENAMED = {
 _WIDE = "Lgamma Digamma Igamma Igammac Zeta Polygamma NextAfter".split()
 _WIDE_RENAMED = {
     "erf_inv": "Erfinv", "bessel_i0e": "BesselI0e", "bessel_i1e": "BesselI1e",
-    "regularized_incomplete_beta": "Betainc",
 }  # fmt: skip
 
 
@@ -47,6 +46,14 @@ for _name, _of in ({each.lower(): each for each in _SAME} | _RENAMED).items():
     rule(_name)(_operator(_of))
 for _name, _of in ({each.lower(): each for each in _WIDE} | _WIDE_RENAMED).items():
     rule(_name)(_operator(_of, in_float32=True))
+
+
+@rule("regularized_incomplete_beta")
+def betainc(builder: NodeBuilder, *operands: Output) -> Output:
+    shape = builder.results[0].shape  # the operator takes arrays of one shape
+    return builder.in_float32("Betainc", *(builder.broadcast(each, shape) for each in operands))
+
+
 rule("round", when=to_even)(_operator("Rint", in_float32=True))
 
 
