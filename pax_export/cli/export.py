@@ -224,15 +224,17 @@ def _add_quantize(commands: Commands) -> None:
         "order of the arguments",
     )
     parser.add_argument("--bits", type=int, choices=(8, 4), default=8, help="default: 8")
-    parser.add_argument("--scheme", default="symmetric", help="default: symmetric")
+    parser.add_argument(
+        "--scheme", default="symmetric", help="symmetric, asymmetric or float; default: symmetric"
+    )
     parser.add_argument(
         "--group", type=int, metavar="32", help="groups with float16 scales for 8 bits, too"
     )
     parser.add_argument("--at", metavar="PATTERN", help='a part of the model, e.g. "layers.*"')
     parser.add_argument(
-        "--activations", metavar="METHOD", help="round the inputs of products to 8 bits, too"
+        "--activations", metavar="METHOD", help="round the inputs of products, too, e.g. static"
     )
-    parser.add_argument("--rounding", default="nearest", help="default: nearest")
+    parser.add_argument("--rounding", default="nearest", help="nearest or gptq; default: nearest")
     parser.add_argument(
         "--budget",
         type=float,
