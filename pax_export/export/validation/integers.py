@@ -81,7 +81,9 @@ def whole_leaves(names: Iterable[str], stored: Mapping[str, Any]) -> Iterator[Qu
         if not name.endswith(".integers") or name not in stored or scales is None:
             continue
         sizes = stored[name].shape
-        halved = [axis for axis, size in enumerate(sizes) if size == GROUP // 2 * scales.shape[axis]]
+        halved = [
+            axis for axis, size in enumerate(sizes) if size == GROUP // 2 * scales.shape[axis]
+        ]
         is_packed = bool(halved) and scales.dtype == np.float16
         axis = halved[0] - len(sizes) if is_packed else -1
         is_float = stored[name].dtype.name.startswith("float8")

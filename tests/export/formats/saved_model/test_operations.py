@@ -370,6 +370,14 @@ def test_a_beta_function_of_arrays_that_broadcast(dtype, tmp_path):
     assert_close(pax.export.load(tmp_path / "m")(x), model(None, x), tolerance)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_the_next_number_is_one_of_its_dtype(dtype, tmp_path):
+    x = jnp.array([-1000, -1, -0.0, 0, 1, 3, jnp.inf], dtype)
+    _exported(lambda x: jnp.nextafter(x, -x), tmp_path / "m", spec("n", dtype), validate=False)
+    found = pax.export.load(tmp_path / "m")(np.asarray(x))
+    np.testing.assert_array_equal(np.asarray(found), np.asarray(jnp.nextafter(x, -x)))
+
+
 def test_empty_batches_of_convolutions(tmp_path):
     """Of no images, TensorFlow's convolution has the shape of its input."""
     net = pax.Sequential(pax.Conv2D(3, 8, 3), jax.nn.relu, pax.Conv2D(8, 4, 3))

@@ -38,7 +38,6 @@ T T > z=T | float integer : FloorMod Maximum Minimum
 T T > z=T | float signed complex : Pow
 T T > z=T | float : Atan2
 T T > z=T | wide : Igamma Igammac Zeta Polygamma
-T T > output=T | wide : NextAfter
 T T T > z=T | wide : Betainc
 T T > z=T | integer : BitwiseAnd BitwiseOr BitwiseXor LeftShift RightShift
 T T > z=bool | float integer : Less LessEqual Greater GreaterEqual

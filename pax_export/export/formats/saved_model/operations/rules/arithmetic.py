@@ -28,7 +28,7 @@ _RENAMED = {
     "eq": "Equal", "ne": "NotEqual",
 }  # fmt: skip
 #: Those without a kernel, or a good one, for half precision.
-_WIDE = "Lgamma Digamma Igamma Igammac Zeta Polygamma NextAfter".split()
+_WIDE = "Lgamma Digamma Igamma Igammac Zeta Polygamma".split()
 _WIDE_RENAMED = {
     "erf_inv": "Erfinv", "bessel_i0e": "BesselI0e", "bessel_i1e": "BesselI1e",
 }  # fmt: skip
