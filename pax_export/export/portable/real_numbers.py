@@ -71,9 +71,9 @@ def _bits(words: Array, *, bit_width: int, shape: Sequence[Any], **_: object) ->
 
 
 def _fold_in(words: Array, numbers: Array, **_: object) -> Any:
-    if words.ndim - 1 != numbers.ndim:
-        raise NotDecomposedError("of keys and numbers of different shapes")
-    return _each(threefry_prng_impl.fold_in, numbers.ndim)(words, numbers)
+    shape = jnp.broadcast_shapes(words.shape[:-1], numbers.shape)
+    words, numbers = jnp.broadcast_to(words, (*shape, 2)), jnp.broadcast_to(numbers, shape)
+    return _each(threefry_prng_impl.fold_in, len(shape))(words, numbers)
 
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {

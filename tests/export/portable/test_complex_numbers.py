@@ -172,6 +172,14 @@ KEY = {
     ),
     "split": (lambda k: jax.random.split(k, 3), (jax.random.key(2**31),)),
     "folded": (jax.random.fold_in, (jax.random.key(1), np.uint32(9))),
+    "folded with each": (
+        jax.vmap(jax.random.fold_in, (None, 0)),
+        (jax.random.key(1), np.uint32([9, 0])),
+    ),
+    "each folded": (
+        jax.vmap(jax.random.fold_in, (0, None)),
+        (jax.random.split(jax.random.key(1), 3), np.uint32(9)),
+    ),
     "wrapped": (jax.random.wrap_key_data, (np.uint32([[1, 2], [3, 4]]),)),
     "unwrapped": (jax.random.key_data, (jax.random.key(5),)),
 }
