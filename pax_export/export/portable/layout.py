@@ -11,14 +11,14 @@ are moved.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from jax import lax
 
 from pax_export._foundations.jaxpr import bind_equation, is_literal, needed_equations
-from pax_export._foundations.types import Array, Equation
+from pax_export._foundations.types import Array, Atom, Equation
 from pax_export.export.portable import kept
 from pax_export.export.portable.program import PortableProgram, again
 from pax_export.export.portable.sizes import same_size
@@ -28,7 +28,7 @@ _CONV = "conv_general_dilated"
 _POOLS = frozenset({"reduce_window_max", "reduce_window_sum"})
 
 
-class Laid:
+class Permuted:
     """An array in some order of axes; `order[i]` is the program's axis at position i."""
 
     def __init__(self, array: Array, order: Order):
@@ -49,22 +49,26 @@ class Laid:
     def is_plain(self) -> bool:
         return self.order == plain(self.rank)
 
-    def position(self, axis: int) -> int:
-        """Returns the position of an axis of the program."""
-        return self.order.index(axis)
+    @property
+    def array(self) -> Array:
+        """The array in its own order."""
+        return self.in_order(self.order)
 
-    def lying(self, order: Order) -> Any:
-        """The array in another order; made once for each."""
+    def positions(self, axes: Iterable[int]) -> Order:
+        """Returns the positions of axes of the program."""
+        return tuple(map(self.order.index, axes))
+
+    def in_order(self, order: Order) -> Array:
+        """The array in another order; transposed once for each."""
         if order not in self._arrays:
-            moved = [self.order.index(axis) for axis in order]
-            self._arrays[order] = lax.transpose(self._arrays[self.order], moved)
+            self._arrays[order] = lax.transpose(self._arrays[self.order], self.positions(order))
         return self._arrays[order]
 
 
-class LazyBroadcast(Laid):
-    """An array that a smaller one is broadcast to, made in each order without a transpose."""
+class LazyBroadcast(Permuted):
+    """An array that a smaller one is broadcast to, in each order without a transpose."""
 
-    def __init__(self, source: Laid, shape: tuple[Any, ...], axes: Sequence[int]):
+    def __init__(self, source: Permuted, shape: tuple[Any, ...], axes: Sequence[int]):
         self._arrays = {}
         self.order = plain(len(shape))
         self.source, self._shape, self.axes = source, shape, tuple(axes)
@@ -73,14 +77,14 @@ class LazyBroadcast(Laid):
     def shape(self) -> tuple[Any, ...]:
         return self._shape
 
-    def lying(self, order: Order) -> Any:
+    def in_order(self, order: Order) -> Array:
         if order not in self._arrays:
             positions = {axis: i for i, axis in enumerate(order)}
             # The axes of the smaller array in their future order.
             inner = tuple(sorted(range(len(self.axes)), key=lambda i: positions[self.axes[i]]))
             to = tuple(positions[self.axes[i]] for i in inner)
             shape = tuple(self._shape[axis] for axis in order)
-            self._arrays[order] = lax.broadcast_in_dim(self.source.lying(inner), shape, to)
+            self._arrays[order] = lax.broadcast_in_dim(self.source.in_order(inner), shape, to)
         return self._arrays[order]
 
 
@@ -88,13 +92,11 @@ def plain(rank: int) -> Order:
     return tuple(range(rank))
 
 
-def inverse(order: Sequence[int]) -> Order:
-    return tuple(sorted(range(len(order)), key=lambda i: order[i]))
-
-
+Operands = Sequence[Permuted]
+Results = Sequence[Permuted] | None
 #: Rules that carry an order through an operation: (equation, operands) to results; None if it
 #: cannot, for these operands.
-Rule = Callable[[Any, list[Any]], Any]
+Rule = Callable[[Equation, Operands], Results]
 RULES: dict[str, Rule] = {}
 
 
@@ -118,37 +120,43 @@ def laid_out(program: PortableProgram, features_first: bool) -> PortableProgram:
     if not moved and not moves_all:
         return program
 
-    def operate(equation: Equation, operands: list[Any]) -> Sequence[Any]:
-        values = [_laid(each) for each in operands]
-        name = equation.primitive.name
-        is_moved = moves_all or (
-            name != _CONV
-            and (
-                name == "broadcast_in_dim"
-                or not moved.isdisjoint(equation.outvars)
-                or any(isinstance(x, LazyBroadcast) or not x.is_plain for x in values)
-            )
+    def is_moved(equation: Equation, operands: Operands) -> bool:
+        return (
+            moves_all
+            or equation.primitive.name == "broadcast_in_dim"
+            or not moved.isdisjoint(equation.outvars)
+            or any(isinstance(x, LazyBroadcast) or not x.is_plain for x in operands)
         )
-        results = None
-        if is_moved and name == _CONV:
-            results = _convolved(equation, values, features_first)
-        elif is_moved and name in RULES:
-            if name in _POOLS and not features_first and values[0].is_plain:
-                order = _pool_order(equation)
-                values = [Laid(values[0].lying(order), order)]
-            results = RULES[name](equation, values)
-        if results is None:
-            results = bind_equation(equation, [array_of(each) for each in values])
-        return [_laid(each) for each in results]
 
-    return program.rebuilt(operate, _laid, array_of)
+    def by_rule(equation: Equation, operands: Operands) -> Results:
+        name = equation.primitive.name
+        if name == _CONV:
+            return _convolved(equation, operands, features_first) if moves_all else None
+        if name not in RULES or not is_moved(equation, operands):
+            return None
+        if name in _POOLS and not features_first and operands[0].is_plain:
+            order = _pool_order(equation)
+            operands = [Permuted(operands[0].in_order(order), order)]
+        return RULES[name](equation, operands)
+
+    def operate(equation: Equation, operands: list[Any]) -> Sequence[Permuted]:
+        values = [_permuted(each) for each in operands]
+        results = by_rule(equation, values)
+        if results is not None:
+            return results
+        return [_permuted(each) for each in bind_equation(equation, [*map(_plain_array, values)])]
+
+    return program.rebuilt(operate, _permuted, _plain_array)
 
 
 def _is_laid_otherwise(equation: Equation, features_first: bool) -> bool:
-    if equation.primitive.name in _POOLS and not features_first:
+    name = equation.primitive.name
+    if features_first:
+        return name == _CONV  # ONNX's biases meet their products in any net
+    if name in _POOLS:
         return _pool_order(equation) != plain(equation.invars[0].aval.ndim)
-    if features_first or equation.primitive.name != _CONV:
-        return equation.primitive.name == _CONV  # ONNX's biases meet their products in any net
+    if name != _CONV:
+        return False
     x, _, result = _layouts(equation, features_first)
     return (x, result) != (plain(len(x)), plain(len(x)))
 
@@ -173,22 +181,21 @@ def _layouts(equation: Equation, features_first: bool) -> tuple[Order, Order, Or
     return (batch, *space, features), (*kernel[1:], kernel[0], out), (result, *spatial, channels)
 
 
-def _convolved(
-    equation: Equation, operands: Sequence[Laid], features_first: bool
-) -> Sequence[Laid]:
-    (x, kernel), orders = operands, _layouts(equation, features_first)
+def _convolved(equation: Equation, operands: Operands, features_first: bool) -> Results:
+    x, kernel = operands
+    of_x, of_kernel, of_result = _layouts(equation, features_first)
     first, last = plain(x.rank), (0, x.rank - 1, *range(1, x.rank - 1))
-    results = again(
+    (result,) = again(
         equation,
-        [x.lying(orders[0]), kernel.lying(orders[1])],
+        [x.in_order(of_x), kernel.in_order(of_kernel)],
         dimension_numbers=lax.ConvDimensionNumbers(first, first, first)
         if features_first
         else lax.ConvDimensionNumbers(last, (x.rank - 1, x.rank - 2, *range(x.rank - 2)), last),
     )
-    return [Laid(results[0], orders[2])]
+    return [Permuted(result, of_result)]
 
 
-def _around_products(equations: Sequence[Any]) -> set[Any]:
+def _around_products(equations: Sequence[Equation]) -> set[Atom]:
     """Returns the results of batched products, and of transposes that products may take over.
 
     They are of operands, or of what is computed elementwise from a product. Other transposes may
@@ -215,19 +222,15 @@ def is_batched_product(equation: Equation) -> bool:
     return bool(equation.params["dimension_numbers"][1][0])
 
 
-def _laid(value: Any) -> Laid:
-    return value if isinstance(value, Laid) else Laid(value, plain(getattr(value, "ndim", 0)))
+def _permuted(value: Any) -> Permuted:
+    return value if isinstance(value, Permuted) else Permuted(value, plain(np.ndim(value)))
 
 
-def array_of(value: Any) -> Any:
-    return value.lying(plain(value.rank)) if isinstance(value, Laid) else value
+def _plain_array(value: Any) -> Any:
+    return value.in_order(plain(value.rank)) if isinstance(value, Permuted) else value
 
 
 # --- Layout rules: how each operation permutes its axes ---
-
-
-Operands = list[Any]
-Results = Sequence[Any] | None
 
 
 @rule("dot_general")
@@ -245,53 +248,47 @@ def dot_general(equation: Equation, operands: Operands) -> Results:
     if left.is_moved(first=True) + right.is_moved() > right.is_moved(first=True) + left.is_moved():
         factors.reverse()
     (one, _), (other, _) = factors
-    results = again(
+    (result,) = again(
         equation,
-        [one.value.lying(one.value.order), other.value.lying(other.value.order)],
+        [one.value.array, other.value.array],
         dimension_numbers=(
-            (one.positions_of(one.sums), other.positions_of(other.sums)),
-            (one.positions_of(one.batch), other.positions_of(other.batch)),
+            (one.value.positions(one.sums), other.value.positions(other.sums)),
+            (one.value.positions(one.batch), other.value.positions(other.batch)),
         ),
     )
     free = [axes[axis] for each, axes in factors for axis in each.value.order if axis in axes]
-    return [Laid(results[0], (*range(count), *free))]
+    return [Permuted(result, (*range(count), *free))]
 
 
 class _Factor:
-    def __init__(self, value: Laid, sums: Sequence[int], batch: Sequence[int]):
+    def __init__(self, value: Permuted, sums: Sequence[int], batch: Sequence[int]):
         self.value, self.sums, self.batch = value, sums, batch
         self.free = [axis for axis in range(value.rank) if axis not in (*sums, *batch)]
-
-    def positions_of(self, axes: Sequence[int]) -> tuple[int, ...]:
-        return tuple(map(self.value.position, axes))
 
     def is_moved(self, first: bool = False) -> bool:
         """Returns whether runtimes need another order, as the first or the second operand.
 
         They exchange two axes of a matrix themselves.
         """
-        free = sorted(self.positions_of(self.free))
-        rest = [[*free, *self.positions_of(self.sums)], [*self.positions_of(self.sums), *free]]
+        batch, sums = self.value.positions(self.batch), self.value.positions(self.sums)
+        free = sorted(self.value.positions(self.free))
+        rest = [(*free, *sums), (*sums, *free)]
         orders = rest if len(free) == len(self.sums) == 1 else rest[:1] if first else rest[1:]
-        return all(
-            [*self.positions_of(self.batch), *each] != [*range(self.value.rank)] for each in orders
-        )
+        return all((*batch, *each) != plain(self.value.rank) for each in orders)
 
 
 @rule("transpose")
 def transpose(equation: Equation, operands: Operands) -> Results:
     (x,) = operands
-    back = inverse(equation.params["permutation"])
+    permutation = equation.params["permutation"]
     if isinstance(x, LazyBroadcast):
-        shape = tuple(x.shape[axis] for axis in equation.params["permutation"])
-        return [LazyBroadcast(x.source, shape, [back[axis] for axis in x.axes])]
-    return [Laid(x.lying(x.order), tuple(back[axis] for axis in x.order))]
+        shape = tuple(x.shape[axis] for axis in permutation)
+        return [LazyBroadcast(x.source, shape, [permutation.index(axis) for axis in x.axes])]
+    return [Permuted(x.array, tuple(map(permutation.index, x.order)))]
 
 
 @rule("broadcast_in_dim")
 def broadcast_in_dim(equation: Equation, operands: Operands) -> Results:
-    if len(operands) != 1:
-        return None
     (x,) = operands
     axes = equation.params["broadcast_dimensions"]
     shape = tuple(equation.params["shape"])
@@ -300,7 +297,7 @@ def broadcast_in_dim(equation: Equation, operands: Operands) -> Results:
     return [LazyBroadcast(x, shape, axes)]
 
 
-def _common(operands: Sequence[Laid]) -> Order:
+def _common(operands: Operands) -> Order:
     """Returns the order of most operands; preferably one other than the program's."""
     orders = [each.order for each in operands if not isinstance(each, LazyBroadcast)]
     others = [order for order in orders if order != plain(len(order))]
@@ -310,37 +307,33 @@ def _common(operands: Sequence[Laid]) -> Order:
 def elementwise(equation: Equation, operands: Operands) -> Results:
     rank = equation.outvars[0].aval.ndim
     whole = [each for each in operands if each.rank == rank]
-    if not rank or any(each.rank not in (0, rank) for each in operands):
+    if any(each.rank not in (0, rank) for each in operands):
         return None
-    if all(isinstance(each, LazyBroadcast) for each in whole):
-        spread = [each for each in whole if each.source.rank]
-        if len(spread) == 1:
-            return _of_source(equation, operands, spread[0])
+    lazy = [each for each in whole if isinstance(each, LazyBroadcast)]
+    spread = [each for each in lazy if each.source.rank]
+    # A sharding is that of the broadcast array.
+    if len(lazy) == len(whole) and len(spread) == 1 and "sharding" not in equation.params:
+        return _of_source(equation, operands, spread[0])
     order = _common(whole)
     if order == plain(rank):
         return None
-    arrays = [each.lying(order) if each.rank else array_of(each) for each in operands]
-    changed = {}
-    if "shape" in equation.params:
-        changed["shape"] = tuple(equation.params["shape"][axis] for axis in order)
-    return [Laid(result, order) for result in again(equation, arrays, **changed)]
+    (result,) = again(equation, [each.in_order(order if each.rank else ()) for each in operands])
+    return [Permuted(result, order)]
 
 
 def _of_source(equation: Equation, operands: Operands, x: LazyBroadcast) -> Results:
     """Applies an operation on a broadcast array before the broadcast."""
-    if len(equation.outvars) != 1 or "shape" in equation.params or "sharding" in equation.params:
-        return None
-    inner = x.source.order
     sources = [each.source if isinstance(each, LazyBroadcast) else each for each in operands]
-    arrays = [each.lying(each.order) for each in sources]
+    arrays = [each.array for each in sources]
     if equation.primitive.name == "select_n":  # whose cases have one shape
-        shape = x.source.lying(inner).shape
+        shape = x.source.array.shape
         cases = (
             each if np.ndim(each) else lax.broadcast_in_dim(each, shape, ()) for each in arrays[1:]
         )
         arrays = [arrays[0], *cases]
     (result,) = again(equation, arrays)
-    return [LazyBroadcast(Laid(result, inner), equation.outvars[0].aval.shape, x.axes)]
+    shape = equation.outvars[0].aval.shape  # where operands have sizes of 1, larger than theirs
+    return [LazyBroadcast(Permuted(result, x.source.order), shape, x.axes)]
 
 
 _ELEMENTWISE = """
@@ -348,16 +341,24 @@ abs add and acos acosh asin asinh atan atan2 atanh cbrt ceil clamp clz convert_e
 cos cosh digamma div eq erf erf_inv erfc exp exp2 expm1 floor ge gt integer_pow is_finite le lgamma
 log log1p logistic lt max min mul ne neg not or population_count pow rem round rsqrt select_n
 shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient sub
-tan tanh xor reduce_precision optimization_barrier round_inputs
+tan tanh xor reduce_precision round_inputs
 """
 rule(*_ELEMENTWISE.split())(elementwise)
+
+
+@rule("optimization_barrier")
+def optimization_barrier(equation: Equation, operands: Operands) -> Results:
+    """Each keeps its order; no runtime has barriers."""
+    return operands
 
 
 @rule("round_rows")
 def round_rows(equation: Equation, operands: Operands) -> Results:
     (x,) = operands
-    axes = tuple(sorted(x.position(axis % x.rank) - x.rank for axis in equation.params["axes"]))
-    return [Laid(again(equation, [x.lying(x.order)], axes=axes)[0], x.order)]
+    positions = x.positions(axis % x.rank for axis in equation.params["axes"])
+    axes = tuple(sorted(position - x.rank for position in positions))
+    (result,) = again(equation, [x.array], axes=axes)
+    return [Permuted(result, x.order)]
 
 
 @rule("composite")
@@ -366,20 +367,19 @@ def composite(equation: Equation, operands: Operands) -> Results:
     (x, *_) = operands
     if name == "mean":
         if params["keepdims"]:
-            axes = tuple(sorted(x.position(axis) for axis in params["axes"]))
-            array = kept.call(name, x.lying(x.order), axes=axes, keepdims=True)
-            return [Laid(array, x.order)]
+            axes = tuple(sorted(x.positions(params["axes"])))
+            return [Permuted(kept.call(name, x.array, axes=axes, keepdims=True), x.order)]
         return _reduced(
             x, params["axes"], lambda y, at: kept.call(name, y, axes=at, keepdims=False)
         )
     if name in ("softmax", "log_softmax") and x.order[-1] == params["axis"]:
-        return [Laid(kept.call(name, x.lying(x.order), axis=x.rank - 1), x.order)]
+        return [Permuted(kept.call(name, x.array, axis=x.rank - 1), x.order)]
     if name not in kept.ELEMENTWISE:
         return None
     if isinstance(x, LazyBroadcast):
-        array = kept.call(name, x.source.lying(x.source.order), **params)
-        return [LazyBroadcast(Laid(array, x.source.order), x.shape, x.axes)]
-    return [Laid(kept.call(name, x.lying(x.order), **params), x.order)]
+        source = Permuted(kept.call(name, x.source.array, **params), x.source.order)
+        return [LazyBroadcast(source, x.shape, x.axes)]
+    return [Permuted(kept.call(name, x.array, **params), x.order)]
 
 
 @rule(*"reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or".split())
@@ -388,19 +388,23 @@ def reduce(equation: Equation, operands: Operands) -> Results:
     return _reduced(x, equation.params["axes"], lambda y, axes: again(equation, [y], axes=axes)[0])
 
 
-def _reduced(x: Laid, axes: Sequence[int], reduce: Callable[[Any, Any], Any]) -> Results:
-    left = [axis for axis in x.order if axis not in axes]
-    order = tuple(sorted(left).index(axis) for axis in left)
-    positions = tuple(sorted(x.position(axis) for axis in axes))
-    return [Laid(reduce(x.lying(x.order), positions), order)]
+def _reduced(x: Permuted, axes: Sequence[int], reduce: Callable[[Any, Order], Any]) -> Results:
+    positions = tuple(sorted(x.positions(axes)))
+    return [Permuted(reduce(x.array, positions), _order_without(x, axes))]
+
+
+def _order_without(x: Permuted, gone: Sequence[int]) -> Order:
+    """Returns the order of the axes that are left, which the program numbers anew."""
+    left = [axis for axis in x.order if axis not in gone]
+    return tuple(map(sorted(left).index, left))
 
 
 @rule("concatenate")
 def concatenate(equation: Equation, operands: Operands) -> Results:
     order = _common(operands)
     at = order.index(equation.params["dimension"])
-    (joined,) = again(equation, [each.lying(order) for each in operands], dimension=at)
-    return [Laid(joined, order)]
+    (joined,) = again(equation, [each.in_order(order) for each in operands], dimension=at)
+    return [Permuted(joined, order)]
 
 
 #: Parameters with an entry for each axis.
@@ -419,42 +423,41 @@ def by_axis(equation: Equation, operands: Operands) -> Results:
     for name in _BY_AXIS[equation.primitive.name].split():
         values = equation.params[name]
         moved[name] = None if values is None else tuple(values[axis] for axis in x.order)
-    (result,) = again(equation, [x.lying(x.order), *map(array_of, numbers)], **moved)
-    return [Laid(result, x.order)]
+    (result,) = again(equation, [x.array, *(each.array for each in numbers)], **moved)
+    return [Permuted(result, x.order)]
 
 
 @rule("rev")
 def rev(equation: Equation, operands: Operands) -> Results:
     (x,) = operands
-    positions = tuple(x.position(axis) for axis in equation.params["dimensions"])
-    return [Laid(again(equation, [x.lying(x.order)], dimensions=positions)[0], x.order)]
+    (result,) = again(equation, [x.array], dimensions=x.positions(equation.params["dimensions"]))
+    return [Permuted(result, x.order)]
 
 
 @rule("split")
 def split(equation: Equation, operands: Operands) -> Results:
     (x,) = operands
-    parts = again(equation, [x.lying(x.order)], axis=x.position(equation.params["axis"]))
-    return [Laid(each, x.order) for each in parts]
+    parts = again(equation, [x.array], axis=x.order.index(equation.params["axis"]))
+    return [Permuted(each, x.order) for each in parts]
 
 
 @rule("squeeze")
 def squeeze(equation: Equation, operands: Operands) -> Results:
     (x,) = operands
-    return [_without(x, [axis % x.rank for axis in equation.params["dimensions"]])]
+    return [_without(x, equation.params["dimensions"])]
 
 
-def _without(x: Laid, gone: Sequence[int]) -> Laid:
-    left = [axis for axis in x.order if axis not in gone]
-    order = tuple(sorted(left).index(axis) for axis in left)
-    array = x.lying(x.order)
-    return Laid(lax.squeeze(array, [x.position(axis) for axis in gone]), order) if gone else x
+def _without(x: Permuted, gone: Sequence[int]) -> Permuted:
+    if not gone:
+        return x
+    return Permuted(lax.squeeze(x.array, x.positions(gone)), _order_without(x, gone))
 
 
 @rule("reshape")
 def reshape(equation: Equation, operands: Operands) -> Results:
     """Reshapes that only add or remove axes of size 1, or split and join adjacent axes."""
-    (x, *sizes) = operands
-    if sizes or equation.params["dimensions"] is not None or x.is_plain:
+    (x,) = operands
+    if equation.params["dimensions"] is not None or x.is_plain:
         return None
     old, new = x.shape, tuple(equation.params["new_sizes"])
     if _wide(old) == _wide(new):
@@ -466,31 +469,27 @@ def reshape(equation: Equation, operands: Operands) -> Results:
     return _regrouped(x, old, new)
 
 
-def _regrouped(x: Laid, old: Sequence[Any], new: Sequence[Any]) -> Results:
+def _regrouped(x: Permuted, old: Sequence[Any], new: Sequence[Any]) -> Results:
     groups = _groups(old, new)
     if groups is None:
         return None
     found: list[tuple[int, list[int]]] = []
     for before, after in groups:
-        positions = [x.position(axis) for axis in before]
-        if positions != list(range(positions[0], positions[0] + len(positions))):
+        positions = x.positions(before)
+        if positions != tuple(range(positions[0], positions[0] + len(positions))):
             return None  # the joined axes are not adjacent
         found.append((positions[0], after))
     order = tuple(axis for _, after in sorted(found) for axis in after)
-    reshaped = lax.reshape(x.lying(x.order), tuple(new[axis] for axis in order))
-    return [Laid(reshaped, order)]
+    return [Permuted(lax.reshape(x.array, tuple(new[axis] for axis in order)), order)]
 
 
 def _groups(old: Sequence[Any], new: Sequence[Any]) -> list[tuple[list[int], list[int]]] | None:
     """Axes of a shape, and those of the other with as many elements; None if unknown."""
     groups, i, j = [], 0, 0
-    while i < len(old) or j < len(new):
-        if i == len(old) or j == len(new):
-            return None
+    while i < len(old) and j < len(new):
         before, after = [i], [j]
         i, j = i + 1, j + 1
-        while not same_size(_product(old, before), _product(new, after)):
-            left, right = _product(old, before), _product(new, after)
+        while not same_size(left := _product(old, before), right := _product(new, after)):
             if not (isinstance(left, int) and isinstance(right, int)):
                 return None
             if left < right and i < len(old):
@@ -502,7 +501,7 @@ def _groups(old: Sequence[Any], new: Sequence[Any]) -> list[tuple[list[int], lis
             else:
                 return None
         groups.append((before, after))
-    return groups
+    return groups if (i, j) == (len(old), len(new)) else None
 
 
 def _product(sizes: Sequence[Any], axes: Sequence[int]) -> Any:
