@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -53,9 +52,6 @@ RUNTIMES = {each.name: each for each in (GENAI, GGUF, LITERTLM, WEB)}
 _DEFAULTS = {"max_new_tokens": 64, "batch": "batch", "length": "length"}
 SIGNATURES = ("prefill", "decode", "generate")
 LAYERS = ("listed", "scanned")
-#: Runtimes that copy an array to update it get one array per layer: onnxruntime takes
-#: a ninth of the time then.
-_LISTED = ("onnx",)
 #: Length of random test prompts, and number of new tokens, if no prompts are given.
 _LENGTHS, _STEPS = (5, 3), 3
 
@@ -216,12 +212,12 @@ def export(
     if format == "saved_model":
         options.setdefault("vjp_order", 0)  # no training through a cache
     options.setdefault("outputs", "model")  # the output cache is the next input
-    write = getattr(exporters, FUNCTION_FORMATS[format])
+    write = getattr(exporters, f"to_{format}")
     return write(
         lm,
         path,
         {key: served.inputs(key) for key in chosen},
-        methods={key: served.method(key) for key in chosen},
+        methods={key: getattr(served, key) for key in chosen},
         **options,
     )
 
@@ -258,8 +254,9 @@ def _in_form(lm: LanguageModel, layers: str | None, format: str) -> tuple[Any, b
     """Returns the net with listed or scanned layers, and whether each layer has its own cache."""
     if layers is not None:
         checked_choice(layers, LAYERS, "export: layers")
-    if layers is None and format not in _LISTED:
+    elif format != "onnx":
         return lm, False
+    # onnxruntime copies an array to update it: with one per layer it takes a ninth of the time.
     change = getattr(lm, layers or "listed", None)
     if callable(change):
         return change(), layers != "scanned"
@@ -291,9 +288,9 @@ def _fill_cache(cache: Cache, room: int, coming: int) -> list[Any]:
     return [jax.tree.map(np.asarray, each) for each in caches]
 
 
-@dataclass
+@dataclass(eq=False)  # hashed by identity, as `jax.jit` and the exporters need of its methods
 class _Served:
-    """The exported functions, their inputs, and example calls."""
+    """The exported functions, named as in `SIGNATURES`, their inputs, and example calls."""
 
     lm: LanguageModel
     settings: Settings
@@ -304,7 +301,7 @@ class _Served:
     room: int | str
     cache: Mapping[str, Any]  # options of `init_cache`
 
-    def check_sizes(self, chosen: Iterable[str]) -> None:
+    def check_sizes(self, chosen: Sequence[str]) -> None:
         """Refuses sizes for which no call would have room."""
         length = 1 if isinstance(self.length, str) else self.length
         if "generate" in chosen:  # a net with learned positions refuses longer ones
@@ -317,41 +314,20 @@ class _Served:
                 write=f"length={self.room} or less, or max_length={length} or more",
             )
 
-    def method(self, key: str) -> Callable[..., Any]:
-        if key == "prefill":
+    @staticmethod
+    def prefill(lm: LanguageModel, tokens: Array, lengths: Array, cache: Cache) -> dict[str, Any]:
+        logits, cache = last_logits(lm, tokens, cache, lengths)
+        return {"logits": logits, "cache": cache}
 
-            def prefill(
-                lm: LanguageModel, tokens: Array, lengths: Array, cache: Cache
-            ) -> dict[str, Any]:
-                logits, cache = last_logits(lm, tokens, cache, lengths)
-                return {"logits": logits, "cache": cache}
+    @staticmethod
+    def decode(lm: LanguageModel, token: Array, cache: Cache) -> dict[str, Any]:
+        meant = token >= 0
+        read = jnp.where(meant, token, 0)[:, None]
+        logits, cache = last_logits(lm, read, cache, meant.astype(jnp.int32))
+        return {"logits": logits, "cache": cache}
 
-            return prefill
-        if key == "decode":
-
-            def decode(lm: LanguageModel, token: Array, cache: Cache) -> dict[str, Any]:
-                meant = token >= 0
-                read = jnp.where(meant, token, 0)[:, None]
-                logits, cache = last_logits(lm, read, cache, meant.astype(jnp.int32))
-                return {"logits": logits, "cache": cache}
-
-            return decode
-        if self.settings.sampler.draws:
-
-            def generate(
-                lm: LanguageModel, tokens: Array, lengths: Array, seed: jax.Array
-            ) -> jax.Array:
-                return self._generated(lm, tokens, lengths, seed)
-
-            return generate
-
-        def generate_greedily(lm: LanguageModel, tokens: Array, lengths: Array) -> jax.Array:
-            return self._generated(lm, tokens, lengths, None)
-
-        return generate_greedily
-
-    def _generated(
-        self, lm: LanguageModel, tokens: Array, lengths: Array, seed: jax.Array | None
+    def generate(
+        self, lm: LanguageModel, tokens: Array, lengths: Array, seed: jax.Array | None = None
     ) -> jax.Array:
         cache = self.empty(lm, tokens.shape[0], tokens.shape[1] + self.count)
         keys = row_keys(seed, tokens.shape[0], self.settings.sampler, "generate")
@@ -371,7 +347,7 @@ class _Served:
         cache = shapes_of_cache(self.lm, self.batch, self.room, self.dtype, **self.cache)
         return (tokens, rows, cache) if key == "prefill" else (rows, cache)
 
-    def examples(self, chosen: Iterable[str], prompts: Prompts | None) -> Mapping[str, Any]:
+    def examples(self, chosen: Sequence[str], prompts: Prompts | None) -> Mapping[str, Any]:
         """Returns calls along a greedy continuation: of the prompts, and of some later tokens.
 
         Prompts are fitted to fixed sizes: in batches of so many rows, of which the last one is
@@ -404,24 +380,24 @@ class _Served:
         rows, longest = len(tokens), int(lengths.max())
         room = longest + self.count if isinstance(self.room, str) else self.room
         check_new_room(room, lengths, 0, "export: prompts")
-        shapes = shapes_of_cache(self.lm, self.batch, self.room, self.dtype, **self.cache)
+        _, shapes = self.inputs("decode")
         sizes: dict[Any, Any] = {self.room: room, self.batch: rows}
 
         def empty(leaf: Array) -> np.ndarray:
             return np.zeros([sizes.get(str(size), size) for size in leaf.shape], leaf.dtype)
 
-        prefill, decode = (partial(self._run, jax.jit(self.method(key))) for key in SIGNATURES[:2])
+        prefill, decode = jax.jit(self.prefill), jax.jit(self.decode)
         cache: Any = jax.tree.map(empty, shapes)
         logits: Any = None
         for part, here in self._parts(tokens, lengths):
             calls["prefill"].append((part, here, cache))
-            outputs, cache = prefill(part, here, cache)
+            outputs, cache = self._run(prefill, part, here, cache)
             logits = outputs if logits is None else np.where((here > 0)[:, None], outputs, logits)
         for step in range(min(_STEPS, room - longest)):
             token = np.argmax(logits, -1).astype(np.int32)
             token[0] = -1 if step == 1 and rows > 1 else token[0]
             calls["decode"].append((token, cache))
-            logits, cache = decode(token, cache)
+            logits, cache = self._run(decode, token, cache)
         # One more turn after the contents of the cache, and calls where it is fuller.
         part, _ = self._parts(tokens, lengths)[0]
         counts = np.full(rows, part.shape[1], np.int32)

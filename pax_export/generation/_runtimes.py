@@ -48,13 +48,8 @@ from pax_export.generation._proof import (
 from pax_export.generation._tokenizer import Tokenizer, check_fits
 from pax_export.nets import Decoder
 
-#: Formats for the functions of any net with a cache, and their exporters.
-FUNCTION_FORMATS = {
-    "saved_model": "to_saved_model",
-    "stablehlo": "to_stablehlo",
-    "onnx": "to_onnx",
-    "tflite": "to_tflite",
-}
+#: Formats for the functions of any net with a cache.
+FUNCTION_FORMATS = ("saved_model", "stablehlo", "onnx", "tflite")
 
 
 def export_for_runtime(
