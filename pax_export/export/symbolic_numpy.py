@@ -36,11 +36,11 @@ def _with_fallback(first: Callable, fallback: Callable) -> Callable:
 
     @functools.wraps(first)
     def function(*args: Any, **kwargs: Any) -> Any:
-        if not _is_symbolic(args, kwargs):
-            return first(*args, **kwargs)
         try:
             return first(*args, **kwargs)
         except Exception as error:  # of jax, for a symbolic size or a wrong call: `fallback` tells
+            if not _is_symbolic(args, kwargs):
+                raise
             try:
                 result = fallback(*args, **kwargs)
             except TypeError:  # it has fewer parameters
@@ -68,7 +68,7 @@ def _linspace(
     dtype: DTypeLike | None = None, axis: int = 0,
 ) -> Any:  # fmt: skip
     wanted = dtype or jnp.result_type(float, start, stop)
-    working = jnp.result_type(float, wanted) if dtype else wanted
+    working = jnp.result_type(float, wanted)
     start, stop = jnp.broadcast_arrays(jnp.asarray(start, working), jnp.asarray(stop, working))
     indices = jnp.arange(num).reshape((-1,) + (1,) * start.ndim)
     steps = jnp.asarray(num - 1 if endpoint else num, working)
@@ -98,14 +98,11 @@ def _arange(
     dtype: DTypeLike | None = None,
 ) -> Any:
     """Handles whole numbers that are fractions of symbols."""
-    numbers = [start, step] if stop is None else [start, stop, step]
-    if any(isinstance(each, float) and not each.is_integer() for each in numbers):
+    numbers = (0, start, step) if stop is None else (start, stop, step)
+    whole: list[Any] = [int(x) if isinstance(x, float) and x.is_integer() else x for x in numbers]
+    if not all(isinstance(x, int) or jax.export.is_symbolic_dim(x) for x in whole):
         return NotImplemented
-    whole = [int(each) if isinstance(each, float) else each for each in numbers]
-    if not all(isinstance(each, int) or jax.export.is_symbolic_dim(each) for each in whole):
-        return NotImplemented
-    *ends, by = whole
-    first, last = ends if len(ends) == 2 else (0, ends[0])
+    first, last, by = whole
     return jnp.arange(first, last, by).astype(dtype or float)
 
 
@@ -218,8 +215,8 @@ def _pad(
         return NotImplemented
     array = jnp.asarray(array)
     for axis, (before, after) in enumerate(_pad_pairs(pad_width, array.ndim)):
-        size = array.shape[axis]
-        if not (isinstance(before, int) and before == 0 and isinstance(after, int) and after == 0):
+        if (before, after) != (0, 0):
+            size = array.shape[axis]
             indices = jnp.arange(-before, size + after)
             array = jnp.take(array, find(indices, jnp.asarray(size)), axis=axis, mode="clip")
     return array
@@ -248,7 +245,7 @@ def _mirrored(indices: Array, size: Array) -> Any:
 _REPEATED: dict[Any, Callable] = {
     "reflect": _reflected,
     "symmetric": _mirrored,
-    "wrap": lambda places, size: places % size,
+    "wrap": lambda indices, size: indices % size,
 }
 
 
@@ -317,7 +314,7 @@ def _gradient(f: ArrayLike, *spacing: ArrayLike, axis: int | Sequence[int] | Non
     if len(steps) != len(axes) or any(jnp.ndim(step) for step in steps):
         return NotImplemented
     found = [_slope_along(f, step, each) for step, each in zip(steps, axes)]
-    return found[0] if isinstance(axis, int) or f.ndim == 1 else found
+    return found[0] if len(found) == 1 else found
 
 
 def _slope_along(f: Array, step: ArrayLike, axis: int) -> Any:

@@ -317,6 +317,8 @@ def counted(x):
         "same": symbolic_numpy.convolve(x, jnp.array([1.0, 2.0]), mode="same"),
         "valid": symbolic_numpy.correlate(x, jnp.array([1.0, 2.0]), mode="valid"),
         "slope": symbolic_numpy.gradient(x, 0.5),
+        "slopes": symbolic_numpy.gradient(x[:, None] * jnp.arange(3.0), 0.5, 2.0),
+        "one axis": symbolic_numpy.gradient(x[:, None] * jnp.arange(3.0), axis=(0,)),
         "unrolled": jax.lax.scan(lambda c, v: (c + v, c), 0.0, x, unroll=2),
         "rest": jax.lax.scan(lambda c, v: (c + v, c), 0.0, x[2:], reverse=True),
         "map": jax.lax.map(jnp.sin, x, batch_size=2),
