@@ -31,6 +31,8 @@ from pax_export.export.validation.probes import SPARE, Budget
 
 #: A save that takes fewer seconds than this, and imports no runtime, is silent.
 PATIENCE = 1.0
+#: The values of `validate` with which an export is called.
+CALLS = (True, "full", "process")
 
 
 class Progress:
@@ -252,7 +254,7 @@ class ExportRun(Progress):
     @property
     def calls(self) -> bool:
         """Whether the test makes calls, which needs the whole model in memory."""
-        return self._validate in (True, "full", "process")
+        return self._validate in CALLS
 
     @property
     def wall_time(self) -> dict[str, float]:

@@ -8,7 +8,7 @@ import functools
 import shutil
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +37,11 @@ from pax_export.export.pipeline.bisect import (
     with_paths,
 )
 from pax_export.export.pipeline.format_exporter import Contents, FormatExporter
-from pax_export.export.pipeline.phases import ExportRun, scratch_path
+from pax_export.export.pipeline.phases import CALLS, ExportRun, scratch_path
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.programs import Program
 from pax_export.export.validation.probes import Budget, ProbeDifference
-from pax_export.export.validation.serve import Arrays
 from pax_export.export.validation.validate import (
     NO_CALL,
     Case,
@@ -53,6 +52,9 @@ from pax_export.export.validation.validate import (
 
 #: The number of weights named in one message.
 _FEW = 8
+#: Seconds after which a search for an operation exports no further part: where extreme inputs give
+#: other results, and where the validation fails.
+_SECONDS, _PATIENCE = 10.0, 120.0
 
 
 def run_export(exporter: FormatExporter, request: Request) -> Report:
@@ -65,8 +67,11 @@ def run_export(exporter: FormatExporter, request: Request) -> Report:
             got=repr(request.quantization)[:100],
             write="small, report = pax.quantize(net, [x]), and quantization=report",
         )
-    missing = _missing_runtime(exporter, request) or _missing_platform(exporter, request)
-    validate = False if missing else request.validate
+    validate, left_out = request.validate, []
+    if obstacle := _obstacle(exporter, request):
+        reason, write = obstacle
+        warnings.warn(_not_validated(request, reason, write), stacklevel=3)
+        validate, left_out = False, [f"not validated: {reason}"]
     loads = exporter.loads or (exporter.runtime and validate in (True, "full"))
     run = ExportRun(
         exporter.format,
@@ -76,7 +81,7 @@ def run_export(exporter: FormatExporter, request: Request) -> Report:
         phases=5 if loads else 4,
         card=request.card,
     )
-    run.budget.left_out += missing
+    run.budget.left_out += left_out
     with run:
         exporter.find(request)
         try:
@@ -88,42 +93,30 @@ def run_export(exporter: FormatExporter, request: Request) -> Report:
             raise
 
 
-def _missing_runtime(exporter: FormatExporter, request: Request) -> list[str]:
-    """Explains a missing runtime; raises if the user asked for the validation."""
+def _obstacle(exporter: FormatExporter, request: Request) -> tuple[str, str] | None:
+    """Why the export cannot be called here, and the fix; raises if the user asked for the calls."""
     package, extra = exporter.format.runtime
-    if not exporter.runtime or request.validate not in (True, "full", "process"):
-        return []
-    if request.validate is not True:
-        find(package, extra, f"{exporter.format.exporter}(..., validate={request.validate!r})")
-    if is_installed(package):
-        return []
-    reason = f"{exporter.runtime} is not installed"
-    return _warn_not_validated(request, reason, f"{install(extra)}, or validate=False")
-
-
-def _missing_platform(exporter: FormatExporter, request: Request) -> list[str]:
-    """Explains an export for other platforms; raises if the user asked for the validation."""
-    platforms = exporter.other_platforms(request)
-    if not platforms or request.validate not in (True, "full", "process"):
-        return []
+    calls = request.validate in CALLS
+    if exporter.runtime and calls:
+        if request.validate is not True:
+            find(package, extra, f"{exporter.format.exporter}(..., validate={request.validate!r})")
+        if not is_installed(package):
+            return f"{exporter.runtime} is not installed", f"{install(extra)}, or validate=False"
+    platforms = ", ".join(exporter.other_platforms(request))
+    if not platforms or not calls:
+        return None
     here = jax.export.default_export_platform()
     if request.validate is not True:
         raise InvalidArgumentError(
             "The validation calls the export, and this process has none of its platforms.",
             where="platforms",
-            got=f"{', '.join(platforms)}, validate={request.validate!r} on {here}",
+            got=f"{platforms}, validate={request.validate!r} on {here}",
             write=f"platforms=[..., {here!r}], or validate=False",
         )
-    return _warn_not_validated(
-        request,
-        f"it is for {', '.join(platforms)}, and this process runs on {here}",
+    return (
+        f"it is for {platforms}, and this process runs on {here}",
         "validate=False, and pax-export validate on such a machine",
     )
-
-
-def _warn_not_validated(request: Request, reason: str, write: str) -> list[str]:
-    warnings.warn(_not_validated(request, reason, write), stacklevel=5)
-    return [f"not validated: {reason}"]
 
 
 def _not_validated(request: Request, reason: str, write: str) -> NotValidatedWarning:
@@ -198,7 +191,7 @@ class _Export:
     def _list_differences(self, contents: Contents) -> None:
         """Records differences for extreme inputs, with the operations behind them."""
         budget, part = self.run.budget, contents.part(self.exporter)
-        far: list[ProbeDifference] = budget.differences
+        far = budget.differences
         if not far:
             return
         found: list[Divergence | None] = [None] * len(far)
@@ -224,25 +217,31 @@ class _Export:
         self, part: FormatExporter, far: Sequence[ProbeDifference]
     ) -> list[Divergence | None]:
         """The operation behind each difference, by exporting parts."""
-        labeled, _ = with_paths(self.request.model)
-        with traced_anew():
-            model, programs = part.trace(dataclasses.replace(self.request, model=labeled))
+        model, programs, _ = self._trace_parts(part)
+        leaves = [dtypes.store(leaf.value) for leaf in model.leaves]
 
-        def call_with(
-            model: Exportable, program: Program, arguments: Sequence[Arrays]
-        ) -> list[Arrays]:
+        def apart(cases: Sequence[Case], program: Program) -> list[str]:
+            """The outputs of a part that differ from jax, for each case."""
             contents = part.lower(model, (program,), self.request)
             with scratch_path(part.format) as path:
                 contents.write(path)
-                cases = [Case(program.key, inputs, {}) for inputs in arguments]
+                calls = [Case(program.key, case.inputs, {}) for case in cases]
                 here = part.run_here() if part.one_by_one else None
-                return call_export(part.format, path, cases, self.run.separate, here)
+                results = call_export(part.format, path, calls, self.run.separate, here)
+            found: list[str] = []
+            for case, got in zip(cases, results):
+                inputs = [case.inputs[entry.name] for entry in program.inputs.flat]
+                values = program.traced.run([*leaves, *inputs])
+                expected = dict(zip(program.output_names, values))
+                case = dataclasses.replace(case, expected=expected)
+                found.append(", ".join(each.output for each in differences(case, got, part.factor)))
+            return found
 
         by_case: dict[int, Divergence | None] = {}
         for program in programs:
             these = (each.case for each in far if each.case.signature == program.key)
             if cases := list({id(case): case for case in these}.values()):
-                test = functools.partial(_apart_far, call_with, model, cases, part.factor)
+                test = functools.partial(apart, cases)
                 end = time.perf_counter() + _SECONDS
                 found = first_divergences(program, len(cases), test, end, {})
                 by_case.update(zip(map(id, cases), found))
@@ -250,37 +249,43 @@ class _Export:
 
     def _locate_divergence(self, error: ValidationError, contents: Contents) -> None:
         """Adds to an error where jax and the export begin to differ, for results that do."""
-        part, run, request = contents.part(self.exporter), self.run, self.request
+        part, run = contents.part(self.exporter), self.run
         if part is None or isinstance(error, GradientMismatchError):
             return
         if not_finite(contents.stored()):
             return  # they are the cause, not an operation
-        labeled, kinds = with_paths(request.model)
         where, end = error.where or "", time.perf_counter() + _PATIENCE
-
-        def test(model: Exportable, program: Program) -> list[str]:
-            run.budget = Budget()
-            contents = part.lower(model, (program,), request)
-            try:
-                contents.test_apart(part, run)
-            except ValidationError as error:
-                return [str(error.got)]
-            return [""]
-
         # It only improves a message: a failure here must not hide the error.
         with run.phase("find the operation"), contextlib.suppress(Exception):
-            with traced_anew():
-                model, programs = part.trace(dataclasses.replace(request, model=labeled))
+            model, programs, kinds = self._trace_parts(part)
+
+            def apart(program: Program) -> list[str]:
+                run.budget = Budget()
+                contents = part.lower(model, (program,), self.request)
+                try:
+                    contents.test_apart(part, run)
+                except ValidationError as error:
+                    return [str(error.got)]
+                return [""]
+
             key = where.split(" ")[0].rstrip(":")
             for program in sorted(programs, key=lambda each: each.key != key):
-                of_model = functools.partial(test, model)
-                found = first_divergences(program, 1, of_model, end, kinds, "variable:" in where)
-                if found[0] is not None:
-                    error.parting = first = found[0]
+                (first,) = first_divergences(program, 1, apart, end, kinds, "variable:" in where)
+                if first is not None:
+                    error.parting = first
                     error.where = f"{where}; first at {first}" if where else f"{first}"
                     if first.apart != error.got:
                         error.got = f"{error.got}; there {first.apart}"
                     return
+
+    def _trace_parts(
+        self, part: FormatExporter
+    ) -> tuple[Exportable, Sequence[Program], dict[str, str]]:
+        """The model and its programs with the paths of modules, and the classes of these."""
+        labeled, kinds = with_paths(self.request.model)
+        with traced_anew():
+            model, programs = part.trace(dataclasses.replace(self.request, model=labeled))
+        return model, programs, kinds
 
     def _make_report(
         self, contents: Contents, path: Path, written: object, errors: dict[str, float]
@@ -289,7 +294,7 @@ class _Export:
         fields: dict[str, Any] = {"oldest_tensorflow": "", "stablehlo": "", "calling_convention": 0}
         fields |= contents.report_fields(path, written, run)
         if request.quantization is not None:
-            details = dict(fields.get("details", {}))
+            details = fields.get("details", {})
             lost = {"weights lose": request.quantization.summary()}
             fields["details"] = details | {"quantized": details.get("quantized", {}) | lost}
         keys = fields["signatures"]
@@ -299,10 +304,7 @@ class _Export:
             variables=tuple(contents.variables),
             variable_bytes=sum(each.bytes for each in contents.variables),
             validated=None if len(untested) == len(keys) else run.validated,
-            left_out=(
-                *run.budget.left_out,
-                *(f"{key}: {NO_CALL}" for key in untested),
-            ),
+            left_out=(*run.budget.left_out, *(f"{key}: {NO_CALL}" for key in untested)),
             differs=tuple(run.budget.differs),
             largest_error=errors,
             seconds=run.wall_time,
@@ -311,35 +313,12 @@ class _Export:
         )
 
 
-#: Seconds after which a search for an operation exports no further part: where extreme inputs give
-#: other results, and where the validation fails.
-_SECONDS, _PATIENCE = 10.0, 120.0
-
-
 def _named(divergence: Divergence | None) -> str:
     """An operation and its module, or its line; "" if it was not found."""
     if divergence is None:
         return ""
     location = divergence.path or divergence.source
     return f"{divergence.named} in {location}" if location else divergence.named
-
-
-def _apart_far(
-    run: Callable[[Exportable, Program, Sequence[Arrays]], list[Arrays]],
-    model: Exportable,
-    cases: Sequence[Case],
-    factor: float,
-    part: Program,
-) -> list[str]:
-    """Returns the differences from jax in calls of a part of the model."""
-    leaves = [dtypes.store(leaf.value) for leaf in model.leaves]
-    found: list[str] = []
-    for case, got in zip(cases, run(model, part, [case.inputs for case in cases])):
-        inputs = [case.inputs[entry.name] for entry in part.inputs.flat]
-        expected = dict(zip(part.output_names, part.traced.run([*leaves, *inputs])))
-        apart = differences(dataclasses.replace(case, expected=expected), got, factor)
-        found.append(", ".join(each.output for each in apart))
-    return found
 
 
 def not_finite(weights: Mapping[str, Any]) -> str:
