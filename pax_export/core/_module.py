@@ -132,7 +132,7 @@ class Module(_tree.Node, metaclass=ModuleMeta):
         _scopes.require_open(self, "delete", name)
         _scopes.remove_attribute(self, name)
         if not _scopes.is_constructing(self):
-            _tree.update_moduledef(self, _tree.current_kinds(self))
+            _scopes.refresh_kinds(self)
 
     def copy(self) -> Self:
         """Returns a new module with the same arrays and new containers."""

@@ -209,7 +209,7 @@ def _swap_subtree(node: Node, name: str, value: PyTree) -> bool:
 
 
 def refresh_kinds(node: Node) -> None:
-    """Closes a module whose containers may have changed."""
+    """Brings up to date a module whose attributes, or containers in them, may have changed."""
     update_moduledef(node, current_kinds(node))
 
 
@@ -298,7 +298,7 @@ def give_back(modules: Iterable[Node], copies: Copies) -> None:
         changes = {n: value for n, value in changes.items() if value is not attributes[n]}
         if changes:
             attributes.update(changes)
-            update_moduledef(module, current_kinds(module))
+            refresh_kinds(module)
 
 
 def _same_bytes(a: np.ndarray, b: np.ndarray) -> bool:

@@ -255,12 +255,11 @@ def update_moduledef(node: Node, kinds: Mapping[str, str] | None = None) -> None
         raise cycle_error(list(attributes.values())) from None
     attributes.update(own)
     pair = _make_pair(node, found, attributes)
-    if not pair[1].changing:
-        attributes.update({name: read_only(value) for name, value in own.items()})
+    changing = pair[1].changing
+    attributes.update({n: read_only(value) for n, value in own.items() if n not in changing})
+    if not changing:
         set_flat(node, pair)
         set_kinds(node, None)
-    else:
-        attributes.update({n: read_only(v) for n, v in own.items() if n not in pair[1].changing})
 
 
 def _make_pair(
@@ -275,14 +274,11 @@ def _make_pair(
 
 def _flatten_now(node: Node) -> tuple[tuple[Any, ...], ModuleDef]:
     """The pair of a module that is open, or whose static data may change in place."""
-    kinds, constructed = _kinds_now(node), node._pax_kinds is not None
-    own = {name: copy_containers(value) for name, value in attributes_now(node).items()}
+    kinds, attributes = _kinds_now(node), attributes_now(node)
+    own = {name: copy_containers(value) for name, value in attributes.items()}
     pair = _make_pair(node, kinds, own)
-    if (
-        constructed
-        and not pair[1].changing
-        and not any(map(has_container, attributes_now(node).values()))
-    ):
+    may_keep = node._pax_kinds is not None and not pair[1].changing
+    if may_keep and not any(map(has_container, attributes.values())):
         set_flat(node, pair)
         set_kinds(node, None)
     return pair
@@ -321,10 +317,7 @@ def drop_flat(node: Node) -> None:
 
 def current_kinds(node: Node) -> dict[str, str]:
     """The kinds of attributes, without those of static containers in an open module."""
-    unfold_node(node)
-    if node._pax_kinds is not None:
-        return _kinds_now(node)
-    return _kinds_of(flatten(node)[1])
+    return _kinds_of(flatten(node)[1]) if node._pax_kinds is None else _kinds_now(node)
 
 
 def _kinds_of(moduledef: ModuleDef) -> dict[str, str]:
@@ -389,18 +382,14 @@ def unflatten(moduledef: ModuleDef, children: Iterable[Any], /) -> Any:
     node = _object_new(moduledef.cls)
     if moduledef.lazy:
         set_flat(node, (children, moduledef))
-    else:
-        _fill_attributes(node, moduledef, tuple(children))
-    return node
-
-
-def _fill_attributes(node: Node, moduledef: ModuleDef, children: tuple[Any, ...]) -> None:
-    """Gives a new object its attributes at once."""
+        return node
+    children = tuple(children)
     attributes_now(node).update(_attributes_in(moduledef, children))
     if moduledef.changing:
         set_kinds(node, _kinds_of(moduledef))
     else:
         set_flat(node, (children, moduledef))
+    return node
 
 
 def _attributes_in(moduledef: ModuleDef, children: Iterable[Any]) -> dict[str, Any]:
