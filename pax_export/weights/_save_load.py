@@ -25,6 +25,8 @@ from pax_export.core import named_leaves
 from pax_export.weights._file import WeightsFile, open_weights, write_weights
 from pax_export.weights._metadata import RESERVED, Note, describe_array, to_stored
 
+T = TypeVar("T")
+
 
 def leaves_by_name(tree: PyTree) -> dict[str, Any]:
     """The leaves of a tree by their dotted names, in tree order."""
@@ -105,12 +107,6 @@ def mismatch_error(what: str, report: LoadReport, where: str, write: str) -> Wei
     error = WeightsMismatchError(f"{what}:\n{listed}", where=where, write=write)
     error.report = report
     return error
-
-
-# --- leaves by dotted names, and their comparison with those on disk -----------------------
-
-
-T = TypeVar("T")
 
 
 def save_weights(module: PyTree, path: str | os.PathLike[str]) -> None:

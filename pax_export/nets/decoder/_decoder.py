@@ -403,11 +403,10 @@ class Decoder(Module):
         groups, rest = divmod(config.num_layers, len(kinds))
         # The number of a layer among those that share its stores.
         rolls = [reading.rolls(kind) for kind in kinds]
-        of_group = [sum(rolls), len(rolls) - sum(rolls)]
 
         def call(layer: Module, h: Array, stores: tuple, group: int | Array, number: int) -> tuple:
             before = rolls[:number].count(rolls[number])
-            index = group * of_group[0 if rolls[number] else 1] + before
+            index = group * rolls.count(rolls[number]) + before
             after = stores
 
             def attend(attention: GroupedQueryAttention, x: Array) -> Any:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import jax
@@ -213,7 +212,8 @@ class CachedReading(UncachedCall):
 
     def __init__(self, config: DecoderConfig, cache: DecoderCache, counts: Array, length: int):
         steps = jnp.arange(length, dtype=jnp.int32)[None, :]
-        self.start, self.length, self.cache = cache.lengths[:, None], length, cache
+        self.start, self.cache = cache.lengths[:, None], cache
+        self._is_step = isinstance(length, int) and length == 1  # of one token a row
         super().__init__(config, self.start + steps)
         counts = counts[:, None]
         self.counted = steps < counts
@@ -257,68 +257,50 @@ class CachedReading(UncachedCall):
         pair = stores[first : first + 2]
         places, mask, bias = self._seen(kind)
         # In a ring buffer, later tokens of the call may overwrite keys that earlier ones attend to.
-        several = self.rolls(kind) and not _is_one(self.length)
+        several = self.rolls(kind) and not self._is_step
         seen = [read_store(store, index, query.dtype) for store in pair] if several else []
         pair = tuple([write_store(s, index, places, new) for s, new in zip(pair, (key, value))])
+
+        def heads_of(count: int | None) -> jax.Array:
+            """The heads over the first ``count`` places of the stores; None is all."""
+            seen = [read_store(store, index, query.dtype, count) for store in pair]
+            own_bias = bias if bias is None else bias[..., :count]
+            return attention.attend(query, *seen, mask=mask[..., :count], bias=own_bias)
+
         if several:
             seen = [jnp.concatenate(both, 1) for both in zip(seen, (key, value))]
             heads = attention.attend(query, *seen, mask=mask, bias=bias)
         else:
-            heads_of = partial(self._heads_of, attention, query, pair, index, mask, bias)
             heads = heads_of(None) if self.rolls(kind) else self._filled.attended(heads_of)
         return heads, (*stores[:first], *pair, *stores[first + 2 :])
 
-    def _heads_of(
-        self,
-        attention: GroupedQueryAttention,
-        query: Array,
-        pair: Stores,
-        index: int | Array,
-        mask: Array,
-        bias: Array,
-        count: int | None,
-    ) -> jax.Array:
-        """The heads of a layer that sees the first ``count`` places of its stores; None is all."""
-        seen = [read_store(store, index, query.dtype, count) for store in pair]
-        bias = bias if bias is None else bias[..., :count]
-        return attention.attend(query, *seen, mask=mask[..., :count], bias=bias)
-
     def _seen(self, kind: LayerKind) -> tuple:
-        """Returns positions of the tokens, the mask of the keys, and the bias of the logits."""
+        """Returns the places of the tokens, the mask of the keys, and the bias of the logits."""
         rolls = self.rolls(kind)
         entry = ("rolling",) if rolls else ("whole", kind.window)
         if entry not in self._kept:
-            self._kept[entry] = self._in_a_circle(kind) if rolls else self._in_order(kind)
+            places, keys = self._in_a_circle() if rolls else self._in_order()
+            mask = seen_in_order(keys, self.positions, kind.window)
+            self._kept[entry] = places, mask, self.bias(keys)
         return self._kept[entry]
 
-    def _in_order(self, kind: LayerKind) -> tuple:
+    def _in_order(self) -> tuple[Array, Array]:
+        """The places in the store to which tokens are written, and the positions of its keys."""
         size = self.cache.max_length
         places = jnp.where(self.counted, self.positions, size)
-        positions_of_keys = jnp.arange(size, dtype=jnp.int32)[None, :]
-        return (
-            places,
-            seen_in_order(positions_of_keys, self.positions, kind.window),
-            self.bias(positions_of_keys),
-        )
+        return places, jnp.arange(size, dtype=jnp.int32)[None, :]
 
-    def _in_a_circle(self, kind: LayerKind) -> tuple:
+    def _in_a_circle(self) -> tuple[Array, Array]:
+        """The same of a ring buffer, behind whose keys are those of a call of several tokens."""
         size = places_of(self.cache.window_keys)
         places = jnp.where(self.counted & self._last, self.positions % size, size)
         slots = jnp.arange(size, dtype=jnp.int32)[None, :]
         # A slot has the last position written to it; negative: empty.
-        newest = self.positions if _is_one(self.length) else self.start - 1
-        positions_of_keys = newest - (newest - slots) % size
-        if not _is_one(self.length):
-            positions_of_keys = jnp.concatenate((positions_of_keys, self.positions), 1)
-        return (
-            places,
-            seen_in_order(positions_of_keys, self.positions, kind.window),
-            self.bias(positions_of_keys),
-        )
-
-
-def _is_one(length: int) -> bool:
-    return isinstance(length, int) and length == 1
+        newest = self.positions if self._is_step else self.start - 1
+        keys = newest - (newest - slots) % size
+        if not self._is_step:
+            keys = jnp.concatenate((keys, self.positions), 1)
+        return places, keys
 
 
 #: Writes new vectors into the store of one layer, ``[batch, kv_heads, places, head_size]``.

@@ -164,7 +164,7 @@ def find_layers(net: Module) -> Wanted:
             done |= {leaf.path for leaf in layer.leaves.values()}
         _set_apart(path, module, leaves, done, found)
     _free_leaves(leaves, done, found, modules)
-    order = {path: path_of_array for path_of_array, path in enumerate(leaves)}
+    order = {path: number for number, path in enumerate(leaves)}
     found.layers.sort(key=lambda each: min(order[leaf.path] for leaf in each.leaves.values()))
     return found
 
@@ -279,16 +279,11 @@ def _set_apart(
 ) -> None:
     """Sets random keys and counters apart, which no file of another framework has."""
     for name, each in declared_at(module).items():
-        path_of_array = f"{path}.{name}" if path else name
-        if (
-            each.declared.role in ("key", "counter")
-            and path_of_array in leaves
-            and path_of_array not in done
-        ):
+        path_of_array, role = f"{path}.{name}" if path else name, each.declared.role
+        if role in ("key", "counter") and path_of_array in leaves and path_of_array not in done:
             done.add(path_of_array)
-            found.counters |= (
-                {path_of_array: leaves[path_of_array]} if each.declared.role == "counter" else {}
-            )
+            if role == "counter":
+                found.counters[path_of_array] = leaves[path_of_array]
 
 
 def _free_leaves(

@@ -16,18 +16,14 @@ import numpy as np
 
 from pax_export._foundations.errors import UnsupportedDtypeError, WeightsFileError, a_few
 from pax_export._foundations.types import DTypeLike
-from pax_export._foundations.wire import RandomAccessBytes
-from pax_export.weights import _metadata
+from pax_export._foundations.wire import RandomAccessBytes, crc32
 from pax_export.weights._binary_file import BinaryFile, damage_error, refuse_damaged
-from pax_export.weights._metadata import NUMPY_NAMES  # registers jax's dtypes with numpy
 
 Index = tuple[slice, ...]
 Read = Callable[[], np.ndarray]
 ReadPart = Callable[[Index], np.ndarray]
 
 _MOST_DIMENSIONS = 64
-
-assert NUMPY_NAMES["BF16"] == "bfloat16"
 
 
 def check_shape(sizes: Sequence[Any]) -> tuple[int, ...]:
@@ -318,7 +314,7 @@ class ZipArchive:
         begin = self.offset(name)
         if begin is not None:
             content = self._file.array(np.uint8, (self.size(name),), begin)
-            if check and _metadata.crc32(content, 0) != self._members[name].CRC:
+            if check and crc32(content, 0) != self._members[name].CRC:
                 raise ValueError(f"{name!r} differs from its checksum")
             return content
         with self.open(name) as packed:
