@@ -192,6 +192,15 @@ def test_dynamic_onnx_computes_what_jax_does(build, tmp_path):
     assert_close(load(tmp_path / "m.onnx")(x), small(x), rtol=1e-3, atol=1e-4)
 
 
+def test_rows_of_transposed_images_go_into_groups(tmp_path):
+    pax.seed_rng_key(0)
+    made = pax.Sequential(pax.Conv2D(3, 64, 4, stride=4), pax.Linear(64, 64))
+    small, _ = quantize(made, activations="dynamic", bits=4)
+    to_onnx(small, tmp_path / "m.onnx", spec("batch, 8, 8, 3"))  # in which the channels are first
+    rounded = load(tmp_path / "m.onnx")(IMAGES)
+    assert_close(rounded, small(IMAGES), rtol=0.05, atol=0.05)  # groups have inputs of their own
+
+
 def operators_of_litert(path):
     litert = pytest.importorskip("ai_edge_litert.interpreter")
     kind = litert.OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES

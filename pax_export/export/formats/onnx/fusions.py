@@ -21,6 +21,8 @@ from pax_export.export.validation.integers import Arithmetic
 if TYPE_CHECKING:
     from onnx import NodeProto
 
+#: A quantized kernel, and the order of its axes.
+_Kernel = tuple[QuantizedWeight, tuple[int, ...]]
 #: Operators that onnxruntime fuses into a preceding convolution of integers.
 _ACTIVATIONS = ("Relu",)
 #: Operators that it computes on integers.
@@ -31,7 +33,7 @@ def with_integer_convolutions(
     builder: GraphBuilder, nodes: list[Any], wanted: Collection[str]
 ) -> list[Any]:
     """Returns the operators for these results, with convolutions of integers."""
-    if not any(isinstance(each, RoundedInputs) for each in builder.integers.values()):
+    if all(each.by_row for each in builder.rounded.values()):
         return nodes
     readers: dict[str, list[Any]] = {}
     for node in nodes:
@@ -44,26 +46,27 @@ def with_integer_convolutions(
         if _is_left_out(builder, node, readers):
             replaced[node.output[0]] = node.input[0]
             continue
-        x, kernel = _operands(builder, node)
+        operands = _operands(builder, node)
         ends = readers.get(node.output[0], [])
-        if x is None or kernel is None or not _is_rounded(builder, ends, readers):
+        if operands is None or not _is_rounded(builder, ends, readers):
             rewritten.append(node)
             continue
         with builder.body() as new:
-            name = _fused(builder, node, x, kernel)
+            name = _fused(builder, node, *operands)
         replaced[node.output[0]] = name
         rewritten += new
     return needed(rewritten, wanted)
 
 
-def _operands(builder: GraphBuilder, node: NodeProto) -> tuple[RoundedInputs | None, Any]:
+def _operands(builder: GraphBuilder, node: NodeProto) -> tuple[RoundedInputs, _Kernel] | None:
+    """The inputs and the kernel of a convolution that can compute with integers."""
     if node.op_type != "Conv" or any(name not in builder.initializers for name in node.input[2:]):
-        return None, None
-    x, found = (builder.integers.get(name) for name in node.input[:2])
-    if not isinstance(x, RoundedInputs) or not isinstance(found, tuple):
-        return None, None
-    weight, order = found
-    return x, found if weight.is_by_channel(order[0]) else None
+        return None
+    x, kernel = builder.rounded.get(node.input[0]), builder.weights.get(node.input[1])
+    if x is None or x.by_row or kernel is None:
+        return None
+    weight, order = kernel
+    return (x, kernel) if weight.is_by_channel(order[0]) else None
 
 
 def _is_rounded(builder: GraphBuilder, ends: Sequence[Any], readers: Any) -> bool:
@@ -100,7 +103,7 @@ def _is_left_out(builder: GraphBuilder, node: NodeProto, readers: Any) -> bool:
     return True
 
 
-def _fused(builder: GraphBuilder, node: NodeProto, x: RoundedInputs, kernel: Any) -> str:
+def _fused(builder: GraphBuilder, node: NodeProto, x: RoundedInputs, kernel: _Kernel) -> str:
     weight, order = kernel
     operands = [node.input[0], weight.as_kernel(order)]
     for bias in (builder.initializers[name] for name in node.input[2:]):
@@ -213,6 +216,7 @@ def _kernel_shape(builder: GraphBuilder, name: str) -> Sequence[int]:
     """The shape of a stored kernel, also of one with integers; empty for others."""
     if name in builder.initializers:
         return builder.initializers[name].shape
-    found = builder.integers.get(name)
-    weight, order = found if isinstance(found, tuple) else (None, ())
-    return [weight.shape[axis] for axis in order] if isinstance(weight, QuantizedWeight) else ()
+    if name not in builder.weights:
+        return ()
+    weight, order = builder.weights[name]
+    return [weight.shape[axis] for axis in order]

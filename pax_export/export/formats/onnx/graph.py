@@ -28,6 +28,8 @@ from pax_export.export.validation.integers import Quantized
 if TYPE_CHECKING:
     from onnx import NodeProto
 
+    from pax_export.export.formats.onnx.rules.quantized import QuantizedWeight, RoundedInputs
+
 #: The rules that write primitives as operators: functions ``rule(builder, *operands,
 #: **parameters)`` of `Value`s and of the parameters of the primitive; `builder.results` has the
 #: shapes and dtypes of the results. A rule returns the name of its only result, or one per result,
@@ -66,8 +68,10 @@ class GraphBuilder(ProgramConverter[Value]):
         #: Names of reshaped arrays -> the original, and its shape if known.
         self.reshaped: dict[str, tuple[str, Any]] = {}
         self.quantized: dict[str, Quantized] = {}  # initializers of integers
-        #: Arrays that represent integers: rounded inputs and quantized weights.
-        self.integers: dict[str, Any] = {}
+        #: Arrays that represent integers: rounded inputs, and quantized weights with the order of
+        #: their axes.
+        self.rounded: dict[str, RoundedInputs] = {}
+        self.weights: dict[str, tuple[QuantizedWeight, tuple[int, ...]]] = {}
         #: Entries of results whose shapes ONNX's inference does not find.
         self.declared: dict[str, Any] = {}
         self._constants: dict[tuple, str] = {}

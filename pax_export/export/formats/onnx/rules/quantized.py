@@ -16,7 +16,7 @@ import ml_dtypes
 import numpy as np
 
 from pax_export._foundations.types import DTypeLike
-from pax_export.export.formats.onnx.graph import GraphBuilder, Operand, rule
+from pax_export.export.formats.onnx.graph import GraphBuilder, rule
 from pax_export.export.formats.onnx.rules.convolutions import product
 from pax_export.export.formats.onnx.values import Value, carrier
 from pax_export.export.validation.integers import Quantized
@@ -39,7 +39,7 @@ def dequantize(builder: GraphBuilder, *stored: Value, **params: Any) -> Any:
     weight = QuantizedWeight.stored(builder, stored, Form(**params), builder.results[0].dtype)
     if weight is None:
         return None
-    name = weight.written(tuple(range(stored[0].rank)), fused=False)
+    name = weight.multiplied(range(stored[0].rank))
     return Value(name, stored[0].dtype, weight.shape)  # which is not rounded
 
 
@@ -52,24 +52,20 @@ def quantized_dot(
     if weight is None:
         return None
     order = (0, 1) if contracted == -2 else (1, 0)
-    rounded = builder.integers.get(x.name)
-    by_row = isinstance(rounded, RoundedRows)
+    float32, shape = np.dtype(np.float32), tuple(weight.shape[axis] for axis in order)
+    rounded = builder.rounded.get(x.name)
     if rounded is not None and form.group is None and form.scheme != "float":
-        columns = weight.shape[order[1]]
-        return weight.times(rounded.made if by_row else rounded, order, (*x.shape[:-1], columns))
+        return weight.times(rounded, order, (*x.shape[:-1], shape[1]))
     # onnxruntime 1.32 cannot load a body that dequantizes weights of the outer graph.
     fused = builder.accuracy_level == 4 and form.scheme != "float" and not builder.in_body
     fused = fused and (form.group is None or builder.opset >= _GROUPS)
     if fused and rounded is not None:
         x = rounded.x  # which kernels round in their own way
-    name = weight.written(order, fused)
-    matrix = Value(name, np.dtype(np.float32), tuple(weight.shape[axis] for axis in order))
+    matrix = Value(weight.fused(order) if fused else weight.multiplied(order), float32, shape)
     if fused and x.rank == 2:  # of `MatMul` and `Add` onnxruntime would make `Gemm` instead
         x = Value(builder.unsqueeze(x, [0]), x.dtype, (1, *x.shape))
     numbers = (((x.rank - 1,), (0,)), ((), ()))
-    output = product(
-        builder, x, matrix, numbers, (*x.shape[:-1], matrix.shape[1]), np.dtype(np.float32)
-    )
+    output = product(builder, x, matrix, numbers, (*x.shape[:-1], shape[1]), float32)
     return builder.squeeze(output, [0] if x.rank > len(result.shape) else [])
 
 
@@ -116,22 +112,17 @@ class RoundedInputs(NamedTuple):
 
     Attributes:
         integers: the name of the integers.
-        scale: the name of the scale; a stored number, or one per row.
+        scale: the name of the scale.
         zero: the name of the zero point.
         x: the inputs before they were rounded.
+        by_row: whether each row has a scale; otherwise it is a stored number.
     """
 
     integers: str
     scale: str
     zero: str
-    x: Operand = None
-
-
-class RoundedRows(NamedTuple):
-    """Inputs with one scale per row, and their source."""
-
     x: Value
-    made: RoundedInputs
+    by_row: bool
 
 
 @rule("round_inputs")
@@ -150,15 +141,15 @@ def round_inputs(builder: GraphBuilder, x: Value, scale: Value, zero: Value) -> 
 
 def _written_inputs(builder: GraphBuilder, x: Value, integers: str, names: Sequence[str]) -> str:
     result = builder("DequantizeLinear", integers, *names)
-    builder.integers[result] = RoundedInputs(integers, names[0], names[1], x)
-
-    def turned(order: Sequence[int]) -> str:
-        shape = tuple(x.shape[axis] for axis in order)
-        before = Value(builder.transpose(x, order), x.dtype, shape)
-        return _written_inputs(builder, before, builder.transpose(integers, order), names)
-
-    builder.turned[result] = turned
+    builder.rounded[result] = RoundedInputs(integers, names[0], names[1], x, by_row=False)
+    builder.turned[result] = lambda order: _written_inputs(
+        builder, _transposed(builder, x, order), builder.transpose(integers, order), names
+    )
     return result
+
+
+def _transposed(builder: GraphBuilder, x: Value, order: Sequence[int]) -> Value:
+    return Value(builder.transpose(x, order), x.dtype, tuple(x.shape[axis] for axis in order))
 
 
 @rule("round_rows")
@@ -176,13 +167,11 @@ def _written_rows(builder: GraphBuilder, x: Value, integers: str, scale: str) ->
     result = builder("Mul", integers, scale)
     zero = np.array(128, np.uint8)
     unsigned = builder.cast(builder("Add", integers, np.float32(128)), np.uint8)
-    builder.integers[result] = RoundedRows(
-        x, RoundedInputs(unsigned, scale, builder.constant(zero))
-    )
+    builder.rounded[result] = RoundedInputs(unsigned, scale, builder.constant(zero), x, by_row=True)
 
     def turned(order: Sequence[int]) -> str:
         names = [builder.transpose(each, order) for each in (integers, scale)]
-        return _written_rows(builder, x, names[0], names[1])
+        return _written_rows(builder, _transposed(builder, x, order), *names)
 
     builder.turned[result] = turned
     return result
@@ -192,9 +181,14 @@ class QuantizedWeight:
     """A weight with known integers and scales, and its form in the file."""
 
     def __init__(
-        self, builder: GraphBuilder, names: Sequence[str], integers: Any, scales: Any, form: Any
+        self,
+        builder: GraphBuilder,
+        names: Sequence[str],
+        integers: np.ndarray,
+        scales: np.ndarray,
+        form: Form,
     ):
-        self._writer, self._form = builder, form
+        self._builder, self._form = builder, form
         self._leaf, self._scales_name, *self._zeros = names
         self._integers, self._scales = integers, scales
         self.shape = integers.shape
@@ -218,47 +212,48 @@ class QuantizedWeight:
             q = unpacked(np.asarray(q), form.axis)
         return QuantizedWeight(builder, names, q, s, form)
 
-    def written(self, order: Sequence[int], fused: bool) -> str:
-        """The name of the numbers, with their axes in another order."""
-        builder, form = self._writer, self._form
-        axis = list(order).index(len(order) + form.axis)
-        if form.group is None:
-            lasting = [new for new, old in enumerate(order) if self._scales.shape[old] != 1]
-            axis = lasting[0] if lasting else len(order) - 1
-        integers = self.stored_integers(tuple(order))
-        groups = form.group is not None
-        if fused:
-            scales = self.in_float32(self.stored_scales(order if groups else None, axis))
-            attributes = {"axis": axis, **({"block_size": form.group} if groups else {})}
-            inputs, outputs = (self.shape[old] for old in order)
-            if not groups and builder.opset >= _GROUPS and inputs > _BLOCK:
-                # A session repeats them once, when it loads the file.
-                shape = np.array([-(-inputs // _BLOCK), outputs], np.int64)
-                scales, attributes = (
-                    builder("Expand", scales, shape),
-                    {"axis": 0, "block_size": _BLOCK},
-                )
-            return builder(
-                "DequantizeLinear", integers, scales, *self.stored_zeros(order), **attributes
-            )
-        numbers = builder.cast(integers, np.float32)
+    def fused(self, order: Sequence[int]) -> str:
+        """The name of the numbers, with their axes in another order, as part of a product."""
+        builder, group, axis = self._builder, self._form.group, self._scale_axis(order)
+        integers = self.stored_integers(order)
+        scales = self.in_float32(self.stored_scales(None if group is None else order, axis))
+        attributes = {"axis": axis} if group is None else {"axis": axis, "block_size": group}
+        inputs, outputs = (self.shape[old] for old in order)
+        if group is None and builder.opset >= _GROUPS and inputs > _BLOCK:
+            # A session repeats them once, when it loads the file.
+            shape = np.array([-(-inputs // _BLOCK), outputs], np.int64)
+            scales = builder("Expand", scales, shape)
+            attributes = {"axis": 0, "block_size": _BLOCK}
+        return builder(
+            "DequantizeLinear", integers, scales, *self.stored_zeros(order), **attributes
+        )
+
+    def multiplied(self, order: Sequence[int]) -> str:
+        """The name of the numbers, with their axes in another order, computed at loading."""
+        builder, group, axis = self._builder, self._form.group, self._scale_axis(order)
+        numbers = builder.cast(self.stored_integers(order), np.float32)
         scales = self.in_float32(self.stored_scales(order, axis))
-        if groups:
+        if group is None:
+            result = builder("Mul", numbers, scales)
+        else:
             sizes = [self.shape[old] for old in order]
-            split = sizes[axis] // form.group, form.group
+            split = sizes[axis] // group, group
             numbers = builder.reshape(numbers, [*sizes[:axis], *split, *sizes[axis + 1 :]])
             for zeros in self.stored_zeros(order):
                 zeros = builder.unsqueeze(builder.cast(zeros, np.float32), [axis + 1])
                 numbers = builder("Sub", numbers, zeros)
             result = builder("Mul", numbers, builder.unsqueeze(scales, [axis + 1]))
             result = builder.reshape(result, sizes)
-        else:
-            result = builder("Mul", numbers, scales)
-        self._writer.integers[result] = self, tuple(order)
-        self._writer.turned[result] = lambda axes: self.written(
-            [order[each] for each in axes], False
-        )
+        builder.weights[result] = self, tuple(order)
+        builder.turned[result] = lambda axes: self.multiplied([order[each] for each in axes])
         return result
+
+    def _scale_axis(self, order: Sequence[int]) -> int:
+        """The axis with a scale for each index or group, in another order of the axes."""
+        if self._form.group is not None:
+            return list(order).index(len(order) + self._form.axis)
+        lasting = [new for new, old in enumerate(order) if self._scales.shape[old] != 1]
+        return lasting[0] if lasting else len(order) - 1
 
     def is_by_channel(self, axis: int) -> bool:
         """Whether they are integers with one scale for each index along an axis."""
@@ -268,17 +263,16 @@ class QuantizedWeight:
 
     def times(self, x: RoundedInputs, order: tuple[int, ...], shape: tuple[Any, ...]) -> str:
         """A product with inputs of integers, in float32."""
-        builder = self._writer
+        builder = self._builder
 
         def multiply(integers: str, *zero: np.ndarray) -> Value:
             total = builder("MatMulInteger", x.integers, integers, x.zero, *zero)
             return Value(total, np.dtype(np.int32), shape)
 
         total = self._in_exact_products(multiply, order)
-        by_row = x.scale not in builder.initializers
-        scale = self.stored_scales(None, 1) if by_row else self.scale_with(x)
+        scale = self.stored_scales(None, 1) if x.by_row else self.scale_with(x)
         result = builder("Mul", builder.cast(total, np.float32), scale)
-        return builder("Mul", result, x.scale) if by_row else result
+        return builder("Mul", result, x.scale) if x.by_row else result
 
     def as_kernel(self, order: tuple[int, ...]) -> str:
         """The numbers, for a convolution of integers; the first axis has a scale for each index."""
@@ -287,11 +281,11 @@ class QuantizedWeight:
 
         def dequantize(integers: str, *zero: np.ndarray) -> Value:
             zeros = (np.full(self._scales.size, each) for each in zero)
-            numbers = self._writer("DequantizeLinear", integers, scales, *zeros, axis=0)
+            numbers = self._builder("DequantizeLinear", integers, scales, *zeros, axis=0)
             return Value(numbers, np.dtype(np.float32), shape)
 
         kernel = self._in_exact_products(dequantize, order)
-        self._writer.quantized[kernel] = Quantized(self._leaf, self._form, order)
+        self._builder.quantized[kernel] = Quantized(self._leaf, self._form, order)
         return kernel
 
     def _in_exact_products(self, use: Callable[..., Value], order: tuple[int, ...]) -> str:
@@ -299,7 +293,7 @@ class QuantizedWeight:
 
         A session computes the condition when it loads the file, and keeps one branch.
         """
-        builder, integers = self._writer, self.stored_integers(order)
+        builder, integers = self._builder, self.stored_integers(order)
 
         def unsigned() -> list[Value]:
             moved = builder("Sub", builder.cast(integers, np.int32), np.int32(-128))
@@ -312,28 +306,26 @@ class QuantizedWeight:
     def scale_with(self, x: RoundedInputs) -> str:
         """The name of the scales of products with inputs, one for each channel."""
         name = f"{self._scales_name}:{x.scale}"
-        if name not in self._writer.initializers:
-            factor = np.float32(self._writer.initializers[x.scale])
+        if name not in self._builder.initializers:
+            factor = np.float32(self._builder.initializers[x.scale])
             scales = self._scales.reshape(-1).astype(np.float32) * factor
-            self._writer.store(scales, name)
+            self._builder.store(scales, name)
         return name
 
-    def stored_integers(self, order: tuple[int, ...]) -> str:
-        plain = order == tuple(range(len(order)))
-        name = self._leaf + (":int4" if self._form.bits == 4 else "")
-        name += "" if plain else ":" + "".join(map(str, order))
-        if name not in self._writer.quantized:
-            self._writer.quantized[name] = Quantized(self._leaf, self._form, order)
+    def stored_integers(self, order: Sequence[int]) -> str:
+        name = self._leaf + (":int4" if self._form.bits == 4 else "") + _suffix(order)
+        if name not in self._builder.quantized:
+            self._builder.quantized[name] = Quantized(self._leaf, self._form, tuple(order))
             array = np.ascontiguousarray(self._integers.transpose(order))
             if self._form.bits == 4:
                 array = array.astype(ml_dtypes.int4)
             if name != self._leaf:
-                self._writer.store(array, name)
+                self._builder.store(array, name)
         return name
 
     def stored_zeros(self, order: Sequence[int]) -> list[str]:
-        """The 4-bit zero points in an axis order, or None."""
-        builder, names = self._writer, []
+        """The 4-bit zero points in an axis order, if there are any."""
+        builder, names = self._builder, []
         for leaf in self._zeros:
             name = f"{leaf}:int4:{''.join(map(str, order))}"
             if name not in builder.initializers:
@@ -347,12 +339,17 @@ class QuantizedWeight:
         array = self._scales
         array = array.reshape(-1) if order is None else array.transpose(order)
         name = self._scales_name + ("" if array.shape == self._scales.shape else f":{axis}")
-        if order is not None and list(order) != sorted(order):
-            name += ":" + "".join(map(str, order))
-        if name not in self._writer.initializers:
-            self._writer.store(np.ascontiguousarray(array), name)
+        if order is not None:
+            name += _suffix(order)
+        if name not in self._builder.initializers:
+            self._builder.store(np.ascontiguousarray(array), name)
         return name
 
     def in_float32(self, scales: str) -> str:
         stored = self._scales.dtype == np.float32
-        return scales if stored else self._writer.cast(scales, np.float32)
+        return scales if stored else self._builder.cast(scales, np.float32)
+
+
+def _suffix(order: Sequence[int]) -> str:
+    """The suffix of the name of an array with its axes in another order."""
+    return "" if list(order) == sorted(order) else f":{''.join(map(str, order))}"
