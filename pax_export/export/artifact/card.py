@@ -38,8 +38,8 @@ pre { font: 12px/1.5 ui-monospace, monospace; background: #f4f5f8; padding: .8em
 .drawing { overflow-x: auto; }
 """
 #: These enclose the drawing, which no report has.
-_BEGIN, _END = "<!-- drawing -->\n", "<!-- end of the drawing -->\n"
-_OPEN, _CLOSE = '<div class="drawing">', "</div>\n"
+_BEGIN = '<!-- drawing -->\n<div class="drawing">'
+_END = "</div>\n<!-- end of the drawing -->\n"
 
 
 def write_card(report: Report, path: Path, file: Path, drawing: str = "") -> None:
@@ -64,7 +64,7 @@ def page(report: Report, name: str | None, drawing: str = "") -> str:
             *_certified_lines(report),
             "<h2>Calls to copy</h2>\n",
             *(f"<h3>{escape(t)}</h3>\n<pre>{escape(s)}</pre>\n" for t, s in snippets(report, name)),
-            f"<h2>Drawing</h2>\n{_BEGIN}{_OPEN}{drawing}{_CLOSE}{_END}" if drawing else "",
+            f"<h2>Drawing</h2>\n{_BEGIN}{drawing}{_END}" if drawing else "",
             *_array_table(report.variables),
             "</body></html>\n",
         ]
@@ -75,7 +75,7 @@ def drawing_in(card: str) -> str:
     """Returns the drawing in the text of a card, or ""."""
     _, _, after = card.partition(_BEGIN)
     drawing, end, _ = after.partition(_END)
-    return drawing.removeprefix(_OPEN).removesuffix(_CLOSE) if end else ""
+    return drawing if end else ""
 
 
 def _about(report: Report, name: str | None) -> str:
@@ -140,8 +140,6 @@ def _array_table(variables: tuple[VariableInfo, ...]) -> Iterator[str]:
 
 # --- Code snippets that call an export on zeros: Python and command line, with quoted names ------
 
-#: A folder is called from inside it.
-_HERE = "."
 _TEXT = "string"
 _OF_NUMPY = frozenset(
     "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 "
@@ -151,29 +149,25 @@ _OF_NUMPY = frozenset(
 
 def snippets(report: Report, name: str | None) -> Iterator[tuple[str, str]]:
     """The title and the text of each; ``name`` is that of a file, None for a folder."""
-    path, format = name or _HERE, find(report.target)
+    path, format = name or ".", find(report.target)  # a folder is called from inside it
+    first = DEFAULT if DEFAULT in report.signatures else next(iter(report.signatures), None)
     for key, info in report.signatures.items():
-        inputs = _inputs_text(info, _sizes(info))
-        function = "model" if key == _first_key(report) else f"model.signatures[{key!r}]"
+        sizes = _sizes(info)
+        inputs = _inputs_text(info, sizes)
+        function = "model" if key == first else f"model.signatures[{key!r}]"
         arguments = ", ".join(_argument_codes(info))
         call = f"model = load({path!r})\noutput = {function}({arguments})\n"
         yield f"Python: {key}", _py_text(info, "from pax_export.export import load", inputs, call)
-        alone, plain = format and format.snippet, all(map(_is_plain, (*info.inputs, *info.outputs)))
-        if alone and plain:
-            runtime, line, call = alone
+        if format and format.snippet and all(map(_is_plain, (*info.inputs, *info.outputs))):
+            runtime, line, call = format.snippet
             text = _py_text(info, line, inputs, call.format(path=path, key=key))
             yield f"Python, with {runtime} alone: {key}", text
         if format and format.javascript:
             with suppress(ValueError):  # no valid sizes are known
-                sizes = _sizes(info)
                 shapes = {each.name: dimensions.shape(each.shape, sizes) for each in info.inputs}
                 text = import_function(format.javascript)(key, report.signatures, shapes)
                 yield f"JavaScript: {key}", text
-    yield "Command line", _command_lines(path, report)
-
-
-def _first_key(report: Report) -> str | None:
-    return DEFAULT if DEFAULT in report.signatures else next(iter(report.signatures), None)
+    yield "Command line", _command_lines(path, report, first)
 
 
 def _sizes(info: SignatureInfo) -> dict[str, int]:
@@ -185,15 +179,6 @@ def _sizes(info: SignatureInfo) -> dict[str, int]:
     except ValueError:  # an expression that a size makes meaningless
         return {}
     return found[0] if found else {}
-
-
-def _shape_text(entry: ArrayInfo, sizes: Mapping[str, int]) -> str:
-    """Formats the sizes; symbols if no valid sizes are known."""
-    try:
-        numbers = dimensions.shape(entry.shape, sizes)
-    except ValueError:
-        return repr(entry.shape)
-    return repr(numbers)
 
 
 # --- Python ---------------------------------------------------------------------------------
@@ -210,12 +195,15 @@ def _inputs_text(info: SignatureInfo, sizes: Mapping[str, int]) -> str:
     for each in info.inputs:
         symbolic = any(isinstance(size, str) for size in each.shape)
         shown = f"  # [{' '.join(', '.join(map(str, each.shape)).split())}]" if symbolic else ""
-        array = _array_code(each, _shape_text(each, sizes))
-        lines.append(f"    {each.name!r}: {array},{shown}")
+        try:
+            shape = dimensions.shape(each.shape, sizes)
+        except ValueError:  # no valid sizes are known
+            shape = each.shape
+        lines.append(f"    {each.name!r}: {_array_code(each, shape)},{shown}")
     return "\n".join([*lines, "}", ""])
 
 
-def _array_code(entry: ArrayInfo, shape: str) -> str:
+def _array_code(entry: ArrayInfo, shape: tuple[int | str, ...]) -> str:
     if entry.dtype == _TEXT:
         return f"np.full({shape}, 'some text', object)"
     named = _is_plain(entry) or not entry.dtype.isidentifier()
@@ -260,12 +248,12 @@ def _to_code(value: object) -> str:
 # --- the command line -----------------------------------------------------------------------
 
 
-def _command_lines(path: str, report: Report) -> str:
+def _command_lines(path: str, report: Report, first: str | None) -> str:
     quoted = shlex.quote(path)
     lines = [f"pax-export inspect {quoted}", f"pax-export validate {quoted}"]
     for key, info in report.signatures.items():
         words = ["pax-export", "run", path]
-        if key != _first_key(report):
+        if key != first:
             words += ["--signature", key]
         for number, each in enumerate(info.inputs):
             words += ["--input", f"{each.name}=input_{number}.npy"]
