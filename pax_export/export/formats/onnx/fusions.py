@@ -15,7 +15,8 @@ import ml_dtypes
 import numpy as np
 
 from pax_export.export.formats.onnx.graph import GraphBuilder, all_nodes, needed, read_in
-from pax_export.export.formats.onnx.rules.quantized import QuantizedWeight, RoundedInputs
+from pax_export.export.formats.onnx.rules.quantized import QuantizedWeight
+from pax_export.export.formats.onnx.values import RoundedInputs
 from pax_export.export.validation.integers import Arithmetic
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ import numpy as np
 from pax_export._foundations.types import ArrayLike, Aval, DTypeLike
 from pax_export.export.formats.onnx.values import (
     OnnxSizes,
+    RoundedInputs,
     Value,
     carrier,
     is_number,
@@ -27,8 +28,6 @@ from pax_export.export.validation.integers import Quantized
 
 if TYPE_CHECKING:
     from onnx import NodeProto
-
-    from pax_export.export.formats.onnx.rules.quantized import QuantizedWeight, RoundedInputs
 
 #: The rules that write primitives as operators: functions ``rule(builder, *operands,
 #: **parameters)`` of `Value`s and of the parameters of the primitive; `builder.results` has the
@@ -71,7 +70,7 @@ class GraphBuilder(ProgramConverter[Value]):
         #: Arrays that represent integers: rounded inputs, and quantized weights with the order of
         #: their axes.
         self.rounded: dict[str, RoundedInputs] = {}
-        self.weights: dict[str, tuple[QuantizedWeight, tuple[int, ...]]] = {}
+        self.weights: dict[str, tuple[Any, tuple[int, ...]]] = {}
         #: Entries of results whose shapes ONNX's inference does not find.
         self.declared: dict[str, Any] = {}
         self._constants: dict[tuple, str] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -48,6 +48,24 @@ class Value:
     @property
     def is_float(self) -> bool:
         return self.carrier.kind == "f"
+
+
+class RoundedInputs(NamedTuple):
+    """Inputs as unsigned integers, for which onnxruntime has the fast kernels on x86.
+
+    Attributes:
+        integers: the name of the integers.
+        scale: the name of the scale.
+        zero: the name of the zero point.
+        x: the inputs before they were rounded.
+        by_row: whether each row has a scale; otherwise it is a stored number.
+    """
+
+    integers: str
+    scale: str
+    zero: str
+    x: Value
+    by_row: bool
 
 
 def is_complex(dtype: DTypeLike) -> bool:

@@ -10,7 +10,7 @@ activations. Elsewhere, in loops and branches, and for `accuracy_level=1`, they 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -18,7 +18,7 @@ import numpy as np
 from pax_export._foundations.types import DTypeLike
 from pax_export.export.formats.onnx.graph import GraphBuilder, rule
 from pax_export.export.formats.onnx.rules.convolutions import product
-from pax_export.export.formats.onnx.values import Value, carrier
+from pax_export.export.formats.onnx.values import RoundedInputs, Value, carrier
 from pax_export.export.validation.integers import Quantized
 from pax_export.precision.quantized import Form, unpacked
 
@@ -105,24 +105,6 @@ def quantized_rows(builder: GraphBuilder, index: Value, *arrays: Value, **params
     else:
         columns = builder("Mul", columns, scale)
     return builder.transpose(columns, [*range(1, len(outer) + 1), 0])
-
-
-class RoundedInputs(NamedTuple):
-    """Inputs as unsigned integers, for which onnxruntime has the fast kernels on x86.
-
-    Attributes:
-        integers: the name of the integers.
-        scale: the name of the scale.
-        zero: the name of the zero point.
-        x: the inputs before they were rounded.
-        by_row: whether each row has a scale; otherwise it is a stored number.
-    """
-
-    integers: str
-    scale: str
-    zero: str
-    x: Value
-    by_row: bool
 
 
 @rule("round_inputs")
