@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import numbers
+import operator
 from collections.abc import Iterable
+from functools import reduce
 from typing import Any, NamedTuple, Protocol, TypeGuard
 
 import jax
@@ -182,7 +184,4 @@ def default_sampler(
         rules += [min_p(defaults.min_p)] if defaults.min_p else []
     else:
         rules.append(greedy())
-    whole = rules[0]
-    for rule in rules[1:]:
-        whole = whole | rule
-    return whole
+    return reduce(operator.or_, rules)

@@ -31,7 +31,14 @@ from pax_export.core import Module, named_leaves
 from pax_export.nets.decoder._config import DecoderConfig
 from pax_export.nets.decoder._generation import GENERATION, GenerationDefaults, read_defaults
 from pax_export.nets.decoder._gguf import ROTARY_TENSORS, scaling_of_gguf
-from pax_export.nets.decoder._tensors import Pieces, SourceArray, pieces_of_gguf, pieces_of_hf
+from pax_export.nets.decoder._tensors import (
+    Pieces,
+    SourceArray,
+    is_stacked,
+    name_in_layers,
+    pieces_of_gguf,
+    pieces_of_hf,
+)
 from pax_export.weights import Source, open_source
 
 M = TypeVar("M", bound=Module)
@@ -187,11 +194,11 @@ def fill_decoder(
     with errors_in(source.where):
         shapes: Any = jax.eval_shape(lambda: cls(config, layers))
     leaf_sources = [_LeafSource(name, leaf, pieces, config) for name, leaf in named_leaves(shapes)]
-    used = {name for leaf_source in leaf_sources for name in leaf_source.names(config.num_layers)}
+    used = {name for leaf_source in leaf_sources for name in leaf_source.names}
     if config.tied:  # some files have a tied embedding twice
         used.add(pieces["head.weight"].name)
     _check_names(source, leaf_sources, config, used)
-    leaves = [leaf_source.read(source, config.num_layers, dtype) for leaf_source in leaf_sources]
+    leaves = [leaf_source.read(source, dtype) for leaf_source in leaf_sources]
     return tree_structure(shapes).unflatten(leaves)
 
 
@@ -202,10 +209,8 @@ class _LeafSource:
         self, name: str, leaf: jax.ShapeDtypeStruct, pieces: Pieces, config: DecoderConfig
     ):
         self.name, self.shape = name, leaf.shape
-        listed = re.match(r"layers\.(\d+)\.", name)
-        self.number = None if listed is None else int(listed[1])
-        self.is_stacked = listed is None and name.startswith("layers.")
-        piece = pieces.get(re.sub(r"^layers\.\d+\.", "layers.", name))
+        self.part_shape = leaf.shape[1:] if is_stacked(name) else leaf.shape
+        piece = pieces.get(name_in_layers(name))
         if piece is None:
             raise MissingWeightError(
                 "The name of the weight belongs to no supported model.",
@@ -213,32 +218,24 @@ class _LeafSource:
                 got=f"a configuration of the family {config.family!r} with it",
                 write="a configuration without it; or pax.weights.adopt and a rename",
             )
-        self.piece: SourceArray = piece
+        self._convert: SourceArray = piece
+        self.names = piece.names(name, leaf.shape)
 
-    def names(self, layers: int) -> list[str]:
-        if self.is_stacked:
-            return [self.piece.name.format(i) for i in range(layers)]
-        return [self.piece.name.format(self.number)]
-
-    @property
-    def part_shape(self) -> tuple[int, ...]:
-        return self.shape[1:] if self.is_stacked else self.shape
-
-    def read(self, source: Source, layers: int, dtype: DTypeLike | None) -> jax.Array:
-        names = self.names(layers)
-        if not self.is_stacked:
-            return _as_leaf(self._one(source, names[0]), dtype)
-        first = self._one(source, names[0])
+    def read(self, source: Source, dtype: DTypeLike | None) -> jax.Array:
+        arrays = (self._one(source, name) for name in self.names)
+        first = next(arrays)
+        if not is_stacked(self.name):
+            return _as_leaf(first, dtype)
         whole = np.empty(self.shape, first.dtype if dtype is None else jnp.dtype(dtype))
         whole[0] = first
-        for i, name in enumerate(names[1:], 1):
-            whole[i] = self._one(source, name)
+        for i, array in enumerate(arrays, 1):
+            whole[i] = array
         return _as_leaf(whole, dtype)
 
     def _one(self, source: Source, name: str) -> np.ndarray:
         array = source.entries[name].read()
         try:
-            array = self.piece(array)
+            array = self._convert(array)
         except ValueError as error:
             needed = f"{self.part_shape}: {error}"
             raise _mismatch_error(source, self.name, f"{name} {array.shape}", needed) from None
@@ -263,7 +260,7 @@ def _check_names(
 ) -> None:
     """Raises if arrays are missing, or if unused ones would change the function of the net."""
     for leaf_source in leaf_sources:
-        for name in leaf_source.names(config.num_layers):
+        for name in leaf_source.names:
             if name not in source.entries:
                 raise MissingWeightError(
                     "A tensor of the net is missing from the file.",

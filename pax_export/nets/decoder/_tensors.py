@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,6 +17,19 @@ from pax_export.nets.decoder._config import DecoderConfig
 from pax_export.precision.quantized import ArrayLike, Form, QuantizedArray
 
 Pieces = dict[str, "SourceArray"]
+
+#: The beginning of the name of a leaf in a list of layers.
+_LISTED = re.compile(r"^layers\.(\d+)\.")
+
+
+def name_in_layers(leaf: str) -> str:
+    """The name of a leaf in `Pieces`, which is without the number of a layer."""
+    return _LISTED.sub("layers.", leaf)
+
+
+def is_stacked(leaf: str) -> bool:
+    """Whether the first axis of a leaf is that of layers."""
+    return leaf.startswith("layers.") and not _LISTED.match(leaf)
 
 
 @dataclass(frozen=True)
@@ -42,6 +55,13 @@ class SourceArray:
                 raise ValueError(f"no fused array of {whole} outputs")
             array = array[..., first : first + size]
         return array
+
+    def names(self, leaf: str, shape: Sequence[int]) -> list[str]:
+        """The names in the file of the array of a leaf, or of those of all layers."""
+        if is_stacked(leaf):
+            return [self.name.format(i) for i in range(shape[0])]
+        listed = _LISTED.match(leaf)
+        return [self.name.format(listed and listed[1])]
 
 
 # The modules of a Decoder and of its layers, and their names in files: in transformers' folders of
@@ -230,7 +250,7 @@ def file_tensors(
     for path, leaf in leaves:
         name = path_name(path)
         shift = norm_shift if _NORMS.search(name) else 0.0
-        plain = re.sub(r"^layers\.\d+\.", "layers.", name)
+        plain = name_in_layers(name)
         is_known = isinstance(leaf, QuantizedArray) or not isinstance(leaf, ArrayLike)
         if plain not in pieces or not is_known:
             raise InvalidArgumentError(
@@ -240,21 +260,11 @@ def file_tensors(
                 write="pax_export.adapters.merge(lm) of adapters, pax.quantize(lm) of weights "
                 "that are trained as integers",
             )
-        for file_name, piece, layer in _find_places(name, leaf, pieces[plain]):
+        piece = pieces[plain]
+        for number, file_name in enumerate(piece.names(name, leaf.shape)):
+            layer = number if is_stacked(name) else None
             found.setdefault(file_name, []).append((piece, leaf, layer, shift))
     return [_make_tensor(name, parts, where) for name, parts in sorted(found.items())]
-
-
-def _find_places(
-    name: str, leaf: Array | ArrayLike, piece: SourceArray
-) -> Iterator[tuple[str, SourceArray, Any]]:
-    listed = re.match(r"layers\.(\d+)\.", name)
-    if listed:
-        yield piece.name.format(listed[1]), piece, None
-    elif name.startswith("layers."):
-        yield from ((piece.name.format(i), piece, i) for i in range(leaf.shape[0]))
-    else:
-        yield piece.name, piece, None
 
 
 def _describe_bits(leaf: Array | ArrayLike) -> str:
