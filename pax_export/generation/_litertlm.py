@@ -104,8 +104,10 @@ def _write(job: Job, path: Path) -> dict[str, Any]:
         )  # fmt: skip
         embedded.remove_report(model)
         _write_container(job, path, model)
-    quantized = {name: report.details[name] for name in ("quantized",) if name in report.details}
-    return {"signatures": sorted(sizes), **quantized}
+    found: dict[str, Any] = {"signatures": sorted(sizes)}
+    if "quantized" in report.details:
+        found["quantized"] = report.details["quantized"]
+    return found
 
 
 # --- the container ----------------------------------------------------------------------------

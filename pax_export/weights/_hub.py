@@ -34,9 +34,7 @@ def local_path(source: str | os.PathLike[str], revision: str | None = None) -> P
     """The path itself, or where the files of a model of the Hub are after they are downloaded."""
     path = as_path(source, "source")
     found = _ID.fullmatch(source) if isinstance(source, str) else None
-    if (found is None and revision is None) or path.exists():
-        return path
-    if found is None or (revision is None and _is_local(path, found)):
+    if found is None or path.exists() or (revision is None and _is_local(path, found)):
         return path
     if find_spec("huggingface_hub") is None and revision is None:
         raise MissingWeightsFileError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -188,7 +188,7 @@ def possible_origins(source: Source, origin: str | None, module: bool) -> list[s
             return ["pax"]
     if source.origin:
         return _OF_WORD.get(source.origin, [source.origin])
-    found = list(_by_names(source.entries))
+    found = _by_names(source.entries)
     if kind == "orbax":
         found = [one for one in found if one in ("flax", "flax, transposed", "pax")]
     return found
@@ -219,12 +219,12 @@ _SIGNS = {
 }  # fmt: skip
 
 
-def _by_names(names: Iterable[str]) -> Iterator[str]:
+def _by_names(names: Iterable[str]) -> list[str]:
     """Returns the frameworks that use all of the names; all frameworks if none does."""
-    everyone = (*_TORCH, *_KERAS, *_FLAX, "pax", "mlx")
-    left = list(everyone)
+    everyone = [*_TORCH, *_KERAS, *_FLAX, "pax", "mlx"]
+    left = everyone
     for name in names:
         tail = name.removesuffix(":0").replace("/", ".").rpartition(".")[2]
         who = _SIGNS.get(tail) or _SIGNS.get(tail.partition("_l")[0], everyone)
         left = [one for one in left if one in who]
-    return iter(left or everyone)
+    return left or everyone

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -121,11 +121,12 @@ def _layer_beside(layer: Layer, recipe: Recipe) -> str:
 
 def _array_name(
     layer: Layer, role: str, leaf: Leaf, origin: str, hints: Mapping[str, str],
-    beside: str, replaced: Iterable[str],
+    beside: str, replaced: set[str],
 ) -> tuple[str, str | None]:  # fmt: skip
     target = _nearest_target(leaf.path, hints)
-    if target is not None and target == leaf.path:
-        return hints[target], next((name for name in replaced if name == hints[target]), None)
+    if target == leaf.path:
+        name = hints[leaf.path]
+        return name, name if name in replaced else None
     at = layer.path
     if target is not None:
         at = hints[target] + layer.path[len(target) :] if is_at(layer.path, target) else ""

@@ -52,7 +52,7 @@ class Piece:
             shape=(*sizes, *self.shape),
             split=None if self.split is None else (*sizes, *self.split),
             take=None if self.take is None else (*every, *self.take),
-            steps=tuple([(step[0], _KINDS[step[0]].stack(step[1], sizes)) for step in self.steps]),
+            steps=tuple([(kind, _KINDS[kind].stack(value, sizes)) for kind, value in self.steps]),
             put=None if self.put is None else (*every, *self.put),
             room=None if self.room is None else (*sizes, *self.room),
         )
@@ -150,24 +150,24 @@ _KINDS = {
 def _canonical_steps(shape: Shape, steps: Sequence[Step]) -> tuple:
     """Drops steps that move no element: transposed axes of size one, empty flips."""
     found: list[tuple] = []
-    for step in steps:
-        after = shape_after(shape, (step,))
-        if step[0] == "transpose":
-            moved = [axis for axis in step[1] if shape[axis] != 1]
+    for kind, value in steps:
+        after = shape_after(shape, ((kind, value),))
+        if kind == "transpose":
+            moved = [axis for axis in value if shape[axis] != 1]
             if moved != sorted(moved):
                 found.append(
                     ("transpose", squeeze_shape(shape), tuple(np.argsort(np.argsort(moved))))
                 )
-        elif step[0] == "flip":
-            axes = [axis for axis in step[1] if shape[axis] != 1]
+        elif kind == "flip":
+            axes = [axis for axis in value if shape[axis] != 1]
             if axes:
                 real_axes = [axis for axis in range(len(shape)) if shape[axis] != 1]
                 found.append(("flip", tuple(real_axes.index(axis) for axis in axes)))
-        elif step[0] == "reshape":
+        elif kind == "reshape":
             if squeeze_shape(shape) != squeeze_shape(after):
                 found.append(("reshape", squeeze_shape(shape), squeeze_shape(after)))
         else:
-            found.append(step)
+            found.append((kind, value))
         shape = after
     return tuple(found)
 
@@ -179,11 +179,11 @@ def squeeze_shape(shape: Shape) -> Shape:
 
 def shape_after(shape: Shape, steps: Sequence[Step]) -> Shape:
     """The shape that an array has after these steps."""
-    for step in steps:
-        if step[0] == "reshape":
-            shape = step[1]
-        elif step[0] == "transpose":
-            shape = tuple(shape[axis] for axis in step[1])
+    for kind, value in steps:
+        if kind == "reshape":
+            shape = value
+        elif kind == "transpose":
+            shape = tuple(shape[axis] for axis in value)
     return shape
 
 
@@ -193,8 +193,8 @@ def apply_piece(array: np.ndarray, piece: Piece) -> np.ndarray:
         array = array.reshape(piece.split)
     if piece.take is not None:
         array = array[piece.take]
-    for step in piece.steps:
-        array = _KINDS[step[0]].apply(array, *step[1:])
+    for kind, value in piece.steps:
+        array = _KINDS[kind].apply(array, value)
     return array
 
 
@@ -205,8 +205,8 @@ def undo_piece(value: np.ndarray, piece: Piece, into: np.ndarray) -> None:
     shapes = [piece.part_shape]
     for step in piece.steps:
         shapes.append(shape_after(shapes[-1], (step,)))
-    for step, shape in zip(reversed(piece.steps), reversed(shapes[:-1])):
-        value = _KINDS[step[0]].undo(value, *step[1:], shape)
+    for (kind, argument), shape in zip(reversed(piece.steps), reversed(shapes[:-1])):
+        value = _KINDS[kind].undo(value, argument, shape)
     part = into if piece.split is None else into.reshape(piece.split)
     part[piece.take or ...] = value
 
@@ -224,12 +224,12 @@ def axes_alone(piece: Piece, shape: Shape) -> tuple[int, ...] | None:
     if piece.room not in (None, shape):
         return None
     order, now = tuple(range(len(piece.shape))), piece.shape
-    for step in piece.steps:
-        if step[0] == "transpose" and len(step[1]) == len(order):
-            order = tuple([order[axis] for axis in step[1]])
-        elif step[0] != "reshape" or step[1] != (1,) * (len(step[1]) - len(now)) + now:
+    for kind, value in piece.steps:
+        if kind == "transpose" and len(value) == len(order):
+            order = tuple([order[axis] for axis in value])
+        elif kind != "reshape" or value != (1,) * (len(value) - len(now)) + now:
             return None
-        now = shape_after(now, (step,))
+        now = shape_after(now, ((kind, value),))
     region = shape if piece.put is None else shape_of(shape, piece.put)
     front = len(region) - len(order)
     return order if front >= 0 and region[:front] == (1,) * front else None

@@ -6,7 +6,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 
 from pax_export._foundations.errors import AdoptionError, AmbiguousWeightsError, near_names
 from pax_export.weights.adoption._flatten import SAYS, flattened_channels
-from pax_export.weights.adoption._fused import is_fused
+from pax_export.weights.adoption._fused import PARTS, is_fused
 from pax_export.weights.adoption._groups import Group
 from pax_export.weights.adoption._layers import Layer
 from pax_export.weights.adoption._name_parsing import BIAS, OF_CELL, RECURRENT, WEIGHT, split_words
@@ -130,7 +130,7 @@ def _explain_group(group: Group) -> str:
 
 def _explain_layer(layer: Layer, hypothesis: Hypothesis) -> str:
     called = {word for group in hypothesis.outcome.left for word in group.meaning}
-    if not is_fused(split_words(layer.path)) or not called & {"query", "key", "value"}:
+    if not is_fused(split_words(layer.path)) or called.isdisjoint(PARTS):
         return ""
     if layer.heads is None and hypothesis.fused == "by head":
         return '; fused="by head" needs the number of heads: num_heads of the module around it'
