@@ -49,7 +49,6 @@ from pax_export.generation.samplers import Sampler
 
 #: Whole models, for runtimes that keep the cache themselves.
 RUNTIMES = {each.name: each for each in (GENAI, GGUF, LITERTLM, WEB)}
-_DEFAULTS = {"max_new_tokens": 64, "batch": "batch", "length": "length"}
 SIGNATURES = ("prefill", "decode", "generate")
 LAYERS = ("listed", "scanned")
 #: Length of random test prompts, and number of new tokens, if no prompts are given.
@@ -163,9 +162,8 @@ def export(
             "length": length, "cache_dtype": cache_dtype, "layers": layers, "sampler": sampler,
             "stop": stop, "pad": pad,
         }  # fmt: skip
-        changed_options = {
-            name: value for name, value in ours.items() if value != _DEFAULTS.get(name)
-        }
+        defaults = export.__kwdefaults__ or {}
+        changed_options = {name: x for name, x in ours.items() if x != defaults[name]}
         return export_for_runtime(
             RUNTIMES[format], lm, path, tokenizer=tokenizer, max_length=max_length,
             prompts=prompts, **changed_options, **options,

@@ -6,7 +6,7 @@ Shapes do not tell such layers, so both orders are possible, unless the user dec
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -51,7 +51,8 @@ def with_flattened(
         return found
     order = {layer: index for index, layer in enumerate(layers)}
     pairs = sorted(options, key=lambda pair: order[pair[0]])
-    sizes = [each for pair in pairs for each in _find_sizes(*pair, order[pair[0]])]
+    found_sizes = [_sizes_of(*pair, order[pair[0]]) for pair in pairs]
+    sizes = [each for each in found_sizes if each is not None]
     own = {each.layer: each for each in reversed(sizes)}
     counts = {} if isinstance(chosen, str) or chosen is None else chosen
     for pair in options:
@@ -90,14 +91,13 @@ def flattened_channels(recipe: Recipe) -> int | None:
     return next((int(each[1]) for each in found if each), None)
 
 
-def _find_sizes(layer: Layer, group: Group, index: int) -> Iterator[_Sizes]:
+def _sizes_of(layer: Layer, group: Group, index: int) -> _Sizes | None:
     kind, there = layer.kind, group.index
     if layer.cell is not None:
-        yield _Sizes(layer, kind, layer.cell.inputs, layer.cell.hidden, index, there)
-        return
+        return _Sizes(layer, kind, layer.cell.inputs, layer.cell.hidden, index, there)
     leaf = layer.leaves.get(WEIGHT)
     if leaf is None or not leaf.shape:
-        return
+        return None
     # A leaf of another class may belong to a layer, and is treated as one here.
     count = len(layer.stack.sizes) if layer.stack and kind != "free" else 0
     shape = list(leaf.shape[count:])
@@ -105,15 +105,14 @@ def _find_sizes(layer: Layer, group: Group, index: int) -> Iterator[_Sizes]:
         shape = list(group.parts[WEIGHT].shape)
         kind, shape = "linear" if len(shape) == 2 else "conv", shape[2:] + shape[1::-1]
     if kind == "batch_norm" and len(shape) > 3:  # of images: its size is one of channels
-        yield _Sizes(layer, "conv", shape[-1], shape[-1], index, there)
-    elif is_norm(layer) or kind == "batch_norm":
-        yield _Sizes(layer, "norm", shape[-1], shape[-1], index, there)
-    elif kind == "conv":
-        yield _Sizes(layer, kind, shape[-2] * layer.groups, shape[-1], index, there)
-    elif kind == "conv_transpose":
-        yield _Sizes(layer, "conv", shape[-1], shape[-2], index, there)
-    elif len(shape) > 1:
-        yield _Sizes(layer, kind, shape[-2], shape[-1], index, there)
+        return _Sizes(layer, "conv", shape[-1], shape[-1], index, there)
+    if is_norm(layer) or kind == "batch_norm":
+        return _Sizes(layer, "norm", shape[-1], shape[-1], index, there)
+    if kind == "conv":
+        return _Sizes(layer, kind, shape[-2] * layer.groups, shape[-1], index, there)
+    if kind == "conv_transpose":
+        return _Sizes(layer, "conv", shape[-1], shape[-2], index, there)
+    return _Sizes(layer, kind, shape[-2], shape[-1], index, there) if len(shape) > 1 else None
 
 
 def _possible_channels(mine: _Sizes, sizes: Sequence[_Sizes], outputs: bool) -> list[int]:
