@@ -160,8 +160,8 @@ class Weights:
         if index not in self._stored:
             variable = self.store.variables[index]
             array = np.asarray(variable.value)
-            tensor = Tensor(array.shape, array.dtype, None, array)
-            tensor.name, tensor.sources = variable.name, frozenset({variable.name})
+            tensor = Tensor.of(array, variable.name)
+            tensor.sources = frozenset({variable.name})
             self._stored[index] = tensor
         return self._stored[index]
 

@@ -74,7 +74,7 @@ def _copy_shared(graph: Graph) -> None:
             and 0 < shared.shape.rank <= _MOST_AXES
         ):
             copy = _copy_of(shared, graph)
-            operator.inputs = [copy.outputs[0], *operator.inputs[1:]]
+            operator.inputs[0] = copy.outputs[0]
             placed.append(copy)
         placed.append(operator)
     graph.operators[:] = placed
@@ -112,10 +112,9 @@ def _has_same_bytes(tensor: Tensor, result: Tensor) -> bool:
 
 def _copy_of(tensor: Tensor, graph: Graph) -> Operator:
     begin, size = (np.full(tensor.shape.rank, each, np.int32) for each in (0, -1))
-    ends = [Tensor(each.shape, each.dtype, None, each) for each in (begin, size)]
-    result = Tensor(tensor.shape, tensor.dtype, graph)
-    copy = Operator("SLICE", [tensor, *ends], [result], {}, tensor.operator.source)
-    result.operator = copy
+    ends = [Tensor.of(each) for each in (begin, size)]
+    copy = graph.result("SLICE", [tensor, *ends], tensor.shape, tensor.dtype).operator
+    copy.source = tensor.operator.source
     return copy
 
 
@@ -219,9 +218,8 @@ class _Fusion:
         if list(x.shape) != list(operator.outputs[0].shape) or x.shape[-1] != channels:
             return None
         vector = np.ascontiguousarray(np.broadcast_to(number.reshape(-1), channels))
-        new = Tensor(vector.shape, vector.dtype, None, vector)
+        new = Tensor.of(vector)
         new.sources, new.is_computed = other.sources, other.is_computed
-        producer.inputs = list(producer.inputs)
         producer.inputs[places[1]] = new
         return x
 
@@ -314,8 +312,8 @@ class _Integers:
         numbers = np.zeros(stored.integers.shape[stored.integers.axis], np.float64)
         numbers = numbers if bias is None else np.asarray(bias.value).reshape(-1).astype(np.float64)
         whole = np.clip(np.rint(numbers / scales), _INT32.min, _INT32.max).astype(np.int32)
-        small = Tensor(whole.shape, np.int32, None, whole)
-        small.scale, small.name = scales.astype(np.float32), bias.name if bias is not None else ""
+        small = Tensor.of(whole, "" if bias is None else bias.name)
+        small.scale = scales.astype(np.float32)
         operator.inputs = [x, stored.integers, small]
         self._give_integers(operator, *scale)
         return True
@@ -391,16 +389,16 @@ class _Integers:
 
     def _moved(self, source: Tensor, like: Tensor) -> Tensor:
         """Returns an array rearranged as the input of another operator is."""
-        operator, result = like.operator, Tensor(like.shape, source.dtype, self._graph)
-        inputs = [source, *operator.inputs[1:]]
-        result.operator = Operator(operator.name, inputs, [result], operator.options)
+        move = like.operator
+        inputs = [source, *move.inputs[1:]]
+        result = self._graph.result(move.name, inputs, like.shape, source.dtype, move.options)
         self._operators.append(result.operator)
         return result
 
     def _weights(self, operator: Operator) -> Stored | None:
         """The constants of a weight of int8 with a scale for each channel."""
         weight = operator.inputs[1]
-        if weight.twin is None or weight.value is None or weight.twin.form.bits != 8:
+        if weight.twin is None or weight.twin.form.bits != 8:
             return None
         stored = weight_constants(weight, True, f"8:{self._number}:{len(self._operators)}")
         if stored is None or stored.blocks is not None:

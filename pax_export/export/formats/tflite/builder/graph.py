@@ -89,6 +89,13 @@ class Tensor:
         self.blocks: Tensor | None = None
         self.twin: Any = None
 
+    @classmethod
+    def of(cls, value: Any, name: str = "") -> Tensor:
+        """A constant of its own: an array, or the numbers of a quantized weight."""
+        result = cls(value.shape, value.dtype, None, value)
+        result.name = name
+        return result
+
     def set_shape(self, shape: Iterable[Any]) -> None:
         """Adds static sizes known from elsewhere."""
         if self.value is None:
@@ -189,6 +196,19 @@ class Graph:
         self._made[key] = outputs
         return outputs
 
+    def result(
+        self,
+        name: str,
+        inputs: Sequence[Any],
+        shape: Sequence[Any],
+        dtype: DTypeLike,
+        options: dict[str, Any] | None = None,
+    ) -> Tensor:
+        """The result of an operator that a rewrite puts where it is needed."""
+        result = Tensor(shape, dtype, self)
+        result.operator = Operator(name, list(inputs), [result], options or {})
+        return result
+
 
 def current() -> Graph:
     """The graph to which operators are appended."""
@@ -237,10 +257,10 @@ def computed_once(
 def constant_tensor(value: np.ndarray) -> Tensor:
     known = getattr(_here, "constants", None)
     if known is None or value.nbytes > _SMALL:
-        return Tensor(value.shape, value.dtype, None, value)
+        return Tensor.of(value)
     key = value.dtype.name, value.shape, value.tobytes()
     if key not in known:
-        known[key] = Tensor(value.shape, value.dtype, None, value)
+        known[key] = Tensor.of(value)
     return known[key]
 
 
@@ -300,7 +320,7 @@ def _folded(
     if name in _MOVES and first.twin is not None and first.twin is first.value:
         others = [each.value for each in operands[1:]]
         value = first.twin.moved(lambda x: fold(x, *others), tuple(results[0][0]))
-        result = Tensor(value.shape, value.dtype, None, value)
+        result = Tensor.of(value)
         result.twin, result.sources = value, sources
         return [result]
     with np.errstate(all="ignore"):
@@ -310,7 +330,7 @@ def _folded(
     arrays = [np.asarray(value).astype(dtype, copy=False) for value, (_, dtype) in pairs]
     if not sources:
         return [constant_tensor(each) for each in arrays]
-    tensors = [Tensor(each.shape, each.dtype, None, each) for each in arrays]
+    tensors = [Tensor.of(each) for each in arrays]
     for each in tensors:
         each.sources = sources
         each.is_computed = name not in (*_MOVES, "CAST") or any(x.is_computed for x in operands)

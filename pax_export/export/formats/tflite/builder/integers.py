@@ -126,11 +126,9 @@ def numbers(
     integers: Tensor, scales: Tensor, zeros: Tensor | None = None, *, form: Form
 ) -> list[Tensor]:
     """Returns the constant that integers, scales and zero points represent."""
-    shape = form.shape(integers.shape)
-    value = StoredNumbers(form, integers, scales, shape, zeros_of_leaf=zeros)
-    result = Tensor(shape, np.float32, None, value)
+    value = StoredNumbers(form, integers, scales, form.shape(integers.shape), zeros_of_leaf=zeros)
+    result = Tensor.of(value, value.leaf.removesuffix(".integers"))
     result.twin, result.sources = value, integers.sources | scales.sources
-    result.name = value.leaf.removesuffix(".integers")
     return [result]
 
 
@@ -139,8 +137,8 @@ def pairs(integers: Tensor) -> Tensor:
 
     def packed() -> list[Tensor]:
         value = _in_pairs(unpacked(np.asarray(integers.value, np.int8), -1))
-        result = Tensor(value.shape, np.int8, None, value)
-        result.name, result.sources = f"{integers.name}:pairs", integers.sources
+        result = Tensor.of(value, f"{integers.name}:pairs")
+        result.sources = integers.sources
         return [result]
 
     return computed_once(("pairs",), [integers], packed)[0]
@@ -167,10 +165,8 @@ def store_integers(graphs: Sequence[Graph], accuracy_level: int) -> None:
         for operator in graph.operators:
             fused = operator.name == "FULLY_CONNECTED" and accuracy_level == 4
             for index, tensor in enumerate(operator.inputs):
-                if tensor is None or tensor.twin is None or tensor.value is None:
-                    continue
-                if tensor.dtype != np.float32:  # integers already
-                    continue
+                if tensor is None or tensor.twin is None or tensor.dtype != np.float32:
+                    continue  # no quantized weight, or its integers
                 form = tensor.twin.form
                 direct = fused and index == 1 and (form.bits, form.group, form.scheme) in _FUSED
                 key = id(tensor.value), direct
@@ -182,9 +178,9 @@ def store_integers(graphs: Sequence[Graph], accuracy_level: int) -> None:
                 if stored is None:
                     continue
                 if not direct and key[0] not in here:
-                    here[key[0]] = _numbers(stored, graph, before)
+                    here[key[0]] = _computed_numbers(stored, graph, before)
                 new = stored.integers if direct else here[key[0]]
-                operator.inputs = [*operator.inputs[:index], new, *operator.inputs[index + 1 :]]
+                operator.inputs[index] = new
         graph.operators[:0] = before
 
 
@@ -241,7 +237,7 @@ def weight_constants(tensor: Tensor, direct: bool, suffix: str) -> Stored | None
         stored.axis = axes[0] if axes else 0
         first = tuple(slice(None) if a == stored.axis else slice(1) for a in range(scales.ndim))
         if form.scheme == "float":
-            return Stored(stored, _beside(stored, "scales", scales[first].copy()))
+            return Stored(stored, Tensor.of(scales[first].copy(), f"{stored.name}.scales"))
         stored.scale = scales[first].reshape(-1).copy()
         return Stored(stored, None)
     if not scales.ndim or scales.shape[-1] % form.group:
@@ -251,18 +247,12 @@ def weight_constants(tensor: Tensor, direct: bool, suffix: str) -> Stored | None
     if any((each != each[..., :1]).any() for each in parts):
         return None
     halves, *zeros = (np.ascontiguousarray(each[..., 0].astype(np.float16)) for each in parts)
-    blocks = _beside(stored, "scales", _once(halves, twin.scales_of_leaf))
+    blocks = Tensor.of(_once(halves, twin.scales_of_leaf), f"{stored.name}.scales")
     if direct:
         stored.blocks = blocks
     else:  # LiteRT dequantizes blocks as if they had one scale
         stored.scale = np.ones(1, np.float32)
-    return Stored(stored, blocks, _beside(stored, "zeros", zeros[0]) if zeros else None)
-
-
-def _beside(stored: Tensor, kind: str, array: np.ndarray) -> Tensor:
-    result = Tensor(array.shape, array.dtype, None, array)
-    result.name = f"{stored.name}.{kind}"
-    return result
+    return Stored(stored, blocks, *(Tensor.of(each, f"{stored.name}.zeros") for each in zeros))
 
 
 def _stored_integers(twin: StoredNumbers) -> np.ndarray:
@@ -271,26 +261,22 @@ def _stored_integers(twin: StoredNumbers) -> np.ndarray:
     if twin.form.scheme == "float":
         return twin.integers.astype(np.float16)
     if twin.form.bits != 4:
-        integers = np.ascontiguousarray(twin.integers)
-        return _once(integers, leaf)
+        return _once(np.ascontiguousarray(twin.integers), leaf)
     integers = _in_pairs(twin.integers)
     return _once(integers, pairs(leaf)) if twin.form.axis == -1 else integers
 
 
 def _once(array: np.ndarray, other: Tensor) -> np.ndarray:
     """The array of the other constant if it is the same, so that the file has it once."""
-    value = other.value
-    assert value is not None
-    is_same = value.dtype == array.dtype and np.array_equal(value, array)
-    return value if is_same else array
+    is_same = other.value.dtype == array.dtype and np.array_equal(other.value, array)
+    return other.value if is_same else array
 
 
-def _numbers(stored: Stored, graph: Graph, before: list[Operator]) -> Tensor:
+def _computed_numbers(stored: Stored, graph: Graph, before: list[Operator]) -> Tensor:
     """Returns dequantized numbers, computed by operators before all others."""
 
     def add(name: str, inputs: list[Any], shape: Sequence[Any]) -> Tensor:
-        result = Tensor(shape, np.float32, graph)
-        result.operator = Operator(name, inputs, [result], {})
+        result = graph.result(name, inputs, shape, np.float32)
         before.append(result.operator)
         return result
 
@@ -363,11 +349,10 @@ _LARGEST = 127
 
 def store_small(graphs: Sequence[Graph], kind: str) -> None:
     """Stores large constants as ``"float16"``, or as int8 where kernels take it (``"dynamic"``)."""
-    found = graphs_of(graphs)
     if kind == "dynamic":
-        _as_int8(found)
+        _as_int8(graphs_of(graphs))
     else:
-        for graph in found:
+        for graph in graphs_of(graphs):
             _as_halves(graph)
 
 
@@ -375,32 +360,30 @@ def _as_halves(graph: Graph) -> None:
     replacements: dict[int, Tensor] = {}
     before: list[Operator] = []
 
-    def small(tensor: Tensor) -> Any:
-        if tensor is None or tensor.value is None or tensor.dtype != np.float32:
-            return tensor
-        if tensor.value.size < 2:
-            return tensor
-        if id(tensor) not in replacements:
-            with np.errstate(over="ignore"):
-                halves = tensor.value.astype(np.float16)
-            if not np.array_equal(np.isfinite(halves), np.isfinite(tensor.value)):
-                replacements[id(tensor)] = tensor  # too large for a half
-                return tensor
-            stored = Tensor(tensor.shape, np.float16, None, halves)
-            stored.name = tensor.name
-            before.append(_dequantized(stored, graph))
-            replacements[id(tensor)] = before[-1].outputs[0]
-        return replacements[id(tensor)]
+    def small(tensor: Tensor) -> Tensor:
+        with np.errstate(over="ignore"):
+            halves = tensor.value.astype(np.float16)
+        if not np.array_equal(np.isfinite(halves), np.isfinite(tensor.value)):
+            return tensor  # too large for a half
+        numbers = _dequantized(Tensor.of(halves, tensor.name), graph)
+        before.append(numbers.operator)
+        return numbers
 
     for operator in graph.operators:
-        operator.inputs = [small(each) for each in operator.inputs]
+        for index, tensor in enumerate(operator.inputs):
+            if tensor is None or tensor.value is None or tensor.dtype != np.float32:
+                continue
+            if tensor.value.size > 1:
+                if id(tensor) not in replacements:
+                    replacements[id(tensor)] = small(tensor)
+                operator.inputs[index] = replacements[id(tensor)]
     graph.operators[:0] = before
 
 
 def _as_int8(graphs: Iterable[Graph]) -> None:
     scaled: dict[tuple[int, int], Tensor] = {}
     for graph in graphs:
-        tables: dict[int, Operator] = {}
+        tables: dict[int, Tensor] = {}
         for operator in graph.operators:
             index, axis = _INT8.get(operator.name, (-1, 0))
             weights = operator.inputs[index] if index >= 0 else None
@@ -415,16 +398,14 @@ def _as_int8(graphs: Iterable[Graph]) -> None:
             if operator.name == "GATHER":  # whose kernel gives what it is given
                 if id(stored) not in tables:
                     tables[id(stored)] = _dequantized(stored, graph)
-                (stored,) = tables[id(stored)].outputs
-            operator.inputs = [*operator.inputs[:index], stored, *operator.inputs[index + 1 :]]
-        graph.operators[:0] = tables.values()
+                stored = tables[id(stored)]
+            operator.inputs[index] = stored
+        graph.operators[:0] = [each.operator for each in tables.values()]
 
 
-def _dequantized(stored: Tensor, graph: Graph) -> Operator:
+def _dequantized(stored: Tensor, graph: Graph) -> Tensor:
     """Returns the dequantized numbers of a constant, which LiteRT computes once."""
-    result = Tensor(stored.shape, np.float32, graph)
-    result.operator = Operator("DEQUANTIZE", [stored], [result], {})
-    return result.operator
+    return graph.result("DEQUANTIZE", [stored], stored.shape, np.float32)
 
 
 def _scaled(weights: Tensor, axis: int) -> Tensor:
@@ -433,6 +414,6 @@ def _scaled(weights: Tensor, axis: int) -> Tensor:
     most = np.abs(value).max(others, keepdims=True)
     scale = np.where(most > 0, most / _LARGEST, 1).astype(np.float32)
     stored = np.clip(np.rint(value / scale), -_LARGEST, _LARGEST).astype(np.int8)
-    tensor = Tensor(weights.shape, np.int8, None, stored)
-    tensor.name, tensor.axis, tensor.scale = weights.name, axis, scale.reshape(-1)
+    tensor = Tensor.of(stored, weights.name)
+    tensor.axis, tensor.scale = axis, scale.reshape(-1)
     return tensor

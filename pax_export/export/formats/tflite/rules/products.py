@@ -168,8 +168,8 @@ def _codes(stored: Tensor) -> Tensor:
     """Returns the bits of float8 numbers, for which LiteRT has row lookups."""
 
     def bits() -> list[Tensor]:
-        result = Tensor(stored.shape, np.int8, None, np.asarray(stored.value).view(np.int8))
-        result.name, result.sources = stored.name, stored.sources
+        result = Tensor.of(np.asarray(stored.value).view(np.int8), stored.name)
+        result.sources = stored.sources
         return [result]
 
     (table,) = computed_once(("codes",), [stored], bits)
