@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Unpack
-
-import numpy as np
 
 from pax_export._foundations.check import checked_choice, checked_integer
 from pax_export._foundations.errors import (
@@ -49,7 +47,6 @@ from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.programs import Program
 from pax_export.export.validation.integers import (
     Arithmetic,
-    Quantized,
     arithmetic_details,
     check_integers,
     kernels_add,
@@ -221,33 +218,27 @@ class OnnxContents(ProgramContents):
         )
         whole = {each.leaf: each for each in whole_leaves(conversion.arrays, self.stored())}
         if quantized := {**whole, **conversion.quantized}:  # those of a loop are whole leaves
-            written = _integers(onnx.load(path), quantized)
+            arrays = {each.name: each for each in onnx.load(path).graph.initializer}
+            to_array = onnx.numpy_helper.to_array
+            written = ((each, to_array(arrays[name])) for name, each in quantized.items())
             self.integers.update(check_integers(written, self.stored()))
         return OnnxModelFile(conversion.folded, conversion.notes, conversion.arithmetic, data)
 
     def test(self, exporter: FormatExporter, path: Path, run: ExportRun) -> dict[str, float]:
         level = self.options.accuracy_level if self.integers else 1
         is_rounded = any(name.endswith(".outputs.low") for name in self.stored())
-        if level == 4 and (is_rounded or self._has_half_between()):
+        programs = (each.traced.program for each in self.programs)
+        if level == 4 and (is_rounded or any(map(has_half_between, programs))):
             options = dataclasses.replace(self.options, accuracy_level=1)
             exactly = dataclasses.replace(self, options=options, integers={})
             errors = exactly.test_apart(exporter, run)  # and with half precision
         else:
-            errors = self._test_here_and_there(exporter, path, run)
+            errors = super().test(exporter, path, run)
+            for name in exporter.runtimes if isinstance(exporter, OnnxExporter) else ():
+                self.tested_in[name] = self._largest_error(name, exporter, path, run)
         if level == 4:
             _, call = opened(str(path))
             self.integers["kernels add"] = kernels_add(self.cases(Budget()), call)
-        return errors
-
-    def _has_half_between(self) -> bool:
-        return any(has_half_between(each.traced.program) for each in self.programs)
-
-    def _test_here_and_there(
-        self, exporter: FormatExporter, path: Path, run: ExportRun
-    ) -> dict[str, float]:
-        errors = super().test(exporter, path, run)
-        for name in exporter.runtimes if isinstance(exporter, OnnxExporter) else ():
-            self.tested_in[name] = self._largest_error(name, exporter, path, run)
         return errors
 
     def _largest_error(
@@ -290,14 +281,6 @@ class OnnxContents(ProgramContents):
 
     def write_report(self, report: Report, path: Path, written: Any) -> None:
         append_field(path, report_text(report))
-
-
-def _integers(
-    model: Any, quantized: Mapping[str, Quantized]
-) -> Iterator[tuple[Quantized, np.ndarray]]:
-    to_array = require("onnx", "onnx", "to_onnx").numpy_helper.to_array
-    initializers = {each.name: each for each in model.graph.initializer}
-    yield from ((each, to_array(initializers[name])) for name, each in quantized.items())
 
 
 def load(path: Path, report: Report) -> LoadedFile:

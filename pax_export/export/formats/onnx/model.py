@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -92,39 +92,37 @@ def converted(program: Program, store: Store, options: OnnxOptions) -> Converted
     conversion, portable = written_fast(
         partial(portable_program, program, store),
         wanted,
-        lambda portable: _ModelBuilder(onnx, program, store, options).made(portable),
+        lambda portable: _ModelBuilder(onnx, program, store, options).build(portable),
     )
     _check_operators(onnx, conversion.model, options.opset)
     weights = (each for each in portable.weights if each.name in conversion.arrays)
     used = {source for each in weights for source in each.sources}
     names = (each.name for each in store.variables)
     folded = tuple(name for name in names if name in used and name not in conversion.arrays)
-    return replace(conversion, folded=folded, notes=portable.notes)
+    return dataclasses.replace(conversion, folded=folded, notes=portable.notes)
 
 
 class _ModelBuilder:
     def __init__(self, onnx: ModuleType, program: Program, store: Store, options: OnnxOptions):
-        self._onnx, self._opset = onnx, options.opset
         self._program = program
-        self._writer = GraphBuilder(onnx, options.opset, options.exact, options.accuracy_level)
-        self._inputs = [entry.name for entry in program.inputs.flat]
-        self._outputs = list(program.output_names)
-        self._structs = program.traced.structs[-len(self._inputs) :] if self._inputs else ()
+        self._builder = GraphBuilder(onnx, options.opset, options.exact, options.accuracy_level)
+        names = [entry.name for entry in program.inputs.flat]
+        self._inputs = list(zip(names, program.traced.structs[-len(names) :])) if names else []
         self._weights = {each.name: each.value for each in store.variables}
         self._constant_names = {
             id(each): store.variables[store.of_constant(each)].name
             for each in program.traced.constants
         }
-        self._made: dict[str, list[Value]] = {}
+        self._leaves: dict[str, list[Value]] = {}
 
-    def made(self, portable: PortableProgram) -> Converted:
+    def build(self, portable: PortableProgram) -> Converted:
         try:
-            inputs = self._begun()
-            values = [part for each in portable.weights for part in self._held(each)]
+            inputs = self._read_inputs()
+            values = [part for each in portable.weights for part in self._parts(each)]
             for key, name in self._constant_names.items():  # of loops and branches
-                if len(stored := self._stored(name)) == 1:
-                    self._writer.known_arrays[key] = stored[0]
-            found = self._writer.write(portable.program, [*values, *inputs])
+                if len(stored := self._leaf(name)) == 1:
+                    self._builder.known_arrays[key] = stored[0]
+            found = self._builder.write(portable.program, [*values, *inputs])
         except NotInTargetError as error:
             raise UnsupportedOperationError(
                 f"ONNX cannot express {error}.",
@@ -133,32 +131,32 @@ class _ModelBuilder:
             ) from error
         except NotWrittenError as error:
             raise refuse_operation("ONNX", error, self._program.key, _WRITE) from error
-        return self._finished(found[: len(self._outputs)])
+        return self._finish(found)
 
-    def _begun(self) -> list[Value]:
-        self._writer.operation = "input"
-        for name, struct in zip(self._outputs, self._program.traced.results):
+    def _read_inputs(self) -> list[Value]:
+        self._builder.operation = "input"
+        for name, struct in zip(self._program.output_names, self._program.traced.results):
             _refuse_complex(struct, f"output {name}")
-        named = list(zip(self._inputs, self._structs))
-        inputs = [self._taken(*each) for each in named]
-        self._writer.sizes.learn((name, each.shape) for name, each in named)
+        inputs = [self._input(*each) for each in self._inputs]
+        self._builder.sizes.learn((name, each.shape) for name, each in self._inputs)
         return inputs
 
-    def _finished(self, found: Sequence[Any]) -> Converted:
-        onnx, builder = self._onnx, self._writer
-        outputs = [self._given(*each) for each in zip(self._outputs, found)]
-        entries = [self._entry(*each) for each in zip(self._inputs, self._structs)]
-        wanted = set(self._outputs)
+    def _finish(self, results: Sequence[Value]) -> Converted:
+        onnx, builder = self._builder.onnx, self._builder
+        names = self._program.output_names
+        outputs = [self._output(*each) for each in zip(names, results)]
+        entries = [self._entry(*each) for each in self._inputs]
+        wanted = set(names)
         nodes = needed(builder.with_quotients(builder.nodes, wanted), wanted)
         nodes = with_biases(builder, nodes)
         nodes = needed(with_integer_convolutions(builder, nodes, wanted), wanted)
         nodes = _named_results(nodes, wanted)
-        _turn_apart(onnx, nodes, builder.initializers)
+        _turn_apart(builder, nodes)
         inner = [each for each in declare_shapes(builder, nodes) if each.name not in wanted]
         used = {name for node in nodes for name in read_in(node)}
         arrays = {name: each for name, each in builder.initializers.items() if name in used}
         graph = onnx.helper.make_graph(nodes, "pax_export", entries, outputs, value_info=inner)
-        versions = [onnx.helper.make_opsetid("", self._opset)]
+        versions = [onnx.helper.make_opsetid("", builder.opset)]
         model = onnx.helper.make_model(graph, producer_name="pax_export", opset_imports=versions)
         model.ir_version = onnx.helper.find_min_ir_version_for(versions)
         if any(node.domain == MICROSOFT for node in all_nodes(nodes)):
@@ -167,54 +165,56 @@ class _ModelBuilder:
         counted = arithmetic(builder, nodes, wanted)
         return Converted(model, arrays, quantized, arithmetic=counted)
 
-    def _taken(self, name: str, struct: Any) -> Value:
+    def _input(self, name: str, struct: Any) -> Value:
         """An input, as the type that carries it."""
         _refuse_complex(struct, f"input {name}")
         carried = name
         if is_rounded(struct.dtype):
-            carried = self._writer.cast(name, carrier(struct.dtype))
+            carried = self._builder.cast(name, carrier(struct.dtype))
         return Value(carried, np.dtype(struct.dtype), tuple(struct.shape))
 
-    def _stored(self, name: str) -> list[Value]:
+    def _leaf(self, name: str) -> list[Value]:
         """Returns a weight, named like its leaf if that name is free."""
-        if name not in self._made:
-            free = name if name not in {*self._inputs, *self._outputs} else f"weight:{name}"
-            self._made[name] = self._weight(free, np.asarray(self._weights[name]))
-        return self._made[name]
+        if name not in self._leaves:
+            is_free = name not in {*dict(self._inputs), *self._program.output_names}
+            array = np.asarray(self._weights[name])
+            self._leaves[name] = self._store(name if is_free else f"weight:{name}", array)
+        return self._leaves[name]
 
-    def _held(self, weight: Weight) -> list[Value]:
+    def _parts(self, weight: Weight) -> list[Value]:
+        """A weight of the program; complex numbers are two."""
         if not weight.name:
-            return [self._writer.literal(part) for part in in_parts(weight.array)]
+            return [self._builder.literal(part) for part in in_parts(weight.array)]
         if not weight.sources:
-            return self._stored(weight.name)
-        return self._weight(weight.name, np.asarray(weight.array))
+            return self._leaf(weight.name)
+        return self._store(weight.name, np.asarray(weight.array))
 
-    def _weight(self, name: str, array: np.ndarray) -> list[Value]:
+    def _store(self, name: str, array: np.ndarray) -> list[Value]:
         parts = in_parts(array)
         if len(parts) > 1:
             named = zip(("real", "imag"), parts)
-            return [each for kind, part in named for each in self._weight(f"{name}.{kind}", part)]
-        stored = carried = self._writer.store(array, name)
+            return [each for kind, part in named for each in self._store(f"{name}.{kind}", part)]
+        stored = carried = self._builder.store(array, name)
         if is_rounded(array.dtype):
-            carried = self._writer.cast(stored, carrier(array.dtype))
-        self._writer.stored[carried] = stored
+            carried = self._builder.cast(stored, carrier(array.dtype))
+        self._builder.stored[carried] = stored
         return [Value(carried, array.dtype, array.shape)]
 
-    def _given(self, name: str, value: Value) -> Any:
+    def _output(self, name: str, value: Value) -> Any:
         """Makes a value an output, in its own dtype."""
-        helper = self._onnx.helper
+        helper = self._builder.onnx.helper
         if is_rounded(value.dtype):
-            kind = self._writer.cast_to(value.dtype)
+            kind = self._builder.cast_to(value.dtype)
             node = helper.make_node("Cast", [value.name], [name], name=name, **kind)
         else:
             node = helper.make_node("Identity", [value.name], [name], name=name)
-        self._writer.nodes.append(node)
+        self._builder.nodes.append(node)
         return self._entry(name, value)
 
     def _entry(self, name: str, struct: Any) -> Any:
         shape = [int(size) if is_number(size) else str(size) for size in struct.shape]
-        number = self._writer.type(struct.dtype)
-        return self._onnx.helper.make_tensor_value_info(name, number, shape)
+        number = self._builder.type(struct.dtype)
+        return self._builder.onnx.helper.make_tensor_value_info(name, number, shape)
 
 
 def _named_results(nodes: Sequence[Any], outputs: Collection[str]) -> list[Any]:
@@ -235,7 +235,7 @@ def _named_results(nodes: Sequence[Any], outputs: Collection[str]) -> list[Any]:
     return remaining
 
 
-def _turn_apart(onnx: ModuleType, nodes: Sequence[Any], initializers: Mapping[str, Any]) -> None:
+def _turn_apart(builder: GraphBuilder, nodes: Sequence[NodeProto]) -> None:
     """Expresses products with transposed weights by `Einsum`, if other products read the weights.
 
     OpenVINO 2026.4 shares one packed copy of such a weight for both if it is square.
@@ -244,10 +244,10 @@ def _turn_apart(onnx: ModuleType, nodes: Sequence[Any], initializers: Mapping[st
     read = {node.input[1] for node in every if node.op_type == "MatMul"}
     for node in every:
         if node.op_type == "Transpose" and node.input[0] in read:
-            shape = np.shape(initializers.get(node.input[0], ()))
+            shape = np.shape(builder.initializers.get(node.input[0], ()))
             if len(shape) == 2 and shape[0] == shape[1]:
-                helper, names = onnx.helper, (node.input, node.output)
-                node.CopyFrom(helper.make_node("Einsum", *names, name=node.name, equation="ij->ji"))
+                make, names = builder.onnx.helper.make_node, (node.input, node.output)
+                node.CopyFrom(make("Einsum", *names, name=node.name, equation="ij->ji"))
 
 
 def _refuse_complex(struct: Any, where: str) -> None:

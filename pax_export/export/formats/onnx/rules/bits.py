@@ -19,10 +19,13 @@ def _bits(dtype: DTypeLike) -> int:
     return jax.numpy.iinfo(dtype).bits
 
 
+def _in_int64(builder: GraphBuilder, name: str, x: Value) -> str:
+    return name if x.carrier == np.int64 else builder.cast(name, np.int64)
+
+
 def _unsigned(builder: GraphBuilder, name: str, x: Value) -> str:
     """Returns integers as int64 with the same low bits, and zeros above."""
-    bits = _bits(x.dtype)
-    wide = name if x.carrier == np.int64 else builder.cast(name, np.int64)
+    bits, wide = _bits(x.dtype), _in_int64(builder, name, x)
     if bits == 64 or (str(x.dtype).startswith("uint") and bits < 32):
         return wide
     return builder("BitwiseAnd", wide, np.array((1 << bits) - 1, np.int64))
@@ -95,7 +98,7 @@ def _shift(direction: str) -> Callable:
                 return builder("Mul", name, _power(by))
             moved = name if by == bits else _right(builder, name, by)
             return builder("BitwiseAnd", moved, np.int32(_power(bits - by) - 1))
-        amount = count if y.carrier == np.int64 else builder.cast(count, np.int64)
+        amount = _in_int64(builder, count, y)
         result = shifted(builder, _unsigned(builder, name, x), amount, direction)
         inside = _inside(builder, amount, y, bits)
         if inside is not None:
@@ -116,8 +119,7 @@ def shift_right_arithmetic(builder: GraphBuilder, x: Value, y: Value) -> str:
     by, bits = _known_shift(x, y), _bits(x.dtype)
     if by is not None and x.dtype.itemsize == 4:
         return _right(builder, name, min(by, bits - 1))
-    wide = name if x.carrier == np.int64 else builder.cast(name, np.int64)
-    amount = count if y.carrier == np.int64 else builder.cast(count, np.int64)
+    wide, amount = _in_int64(builder, name, x), _in_int64(builder, count, y)
     if str(x.dtype).startswith("uint") and bits < 32:
         top = np.array(1 << (bits - 1), np.int64)
         wide = builder("Sub", builder("BitwiseXor", wide, top), top)
@@ -271,11 +273,10 @@ def convert_element_type(
         with np.errstate(all="ignore"):
             array = np.asarray(x.known.astype(dtype)).astype(carrier(dtype))
         return Value(builder.constant(array), dtype, array.shape, array)
-    thin = _converted(builder, x.thin, x, dtype) if x.thin is not None else None
-    name = _converted(builder, x.name, x, dtype) if thin is None else ""
-    if thin is not None:
-        name = builder.expand(thin, x.shape)
-    return Value(name, dtype, x.shape, None, thin, x.bare)
+    if x.thin is None:
+        return Value(_converted(builder, x.name, x, dtype), dtype, x.shape, bare=x.bare)
+    thin = _converted(builder, x.thin, x, dtype)
+    return Value(builder.expand(thin, x.shape), dtype, x.shape, None, thin, x.bare)
 
 
 def _converted(builder: GraphBuilder, name: str, x: Value, dtype: np.dtype) -> str:

@@ -226,19 +226,17 @@ class _Buffer:
         self._array = array
 
     def Pack(self, builder: Any) -> int:
-        data = None if self._array is None else self._vector(builder, self._array)
+        vector = None
+        if self._array is not None:
+            data = np.ascontiguousarray(self._array).reshape(-1).view(np.uint8)
+            builder.StartVector(1, data.size, _ALIGNMENT)
+            builder.head = builder.Head() - data.size
+            np.frombuffer(builder.Bytes, np.uint8)[builder.head : builder.head + data.size] = data
+            vector = builder.EndVector()
         builder.StartObject(1)
-        if data is not None:
-            builder.PrependUOffsetTRelativeSlot(0, data, 0)
+        if vector is not None:
+            builder.PrependUOffsetTRelativeSlot(0, vector, 0)
         return builder.EndObject()
-
-    def _vector(self, builder: Any, array: np.ndarray) -> int:
-        data = np.ascontiguousarray(array).reshape(-1)
-        data = data.view(np.uint8)
-        builder.StartVector(1, data.size, _ALIGNMENT)
-        builder.head = builder.Head() - data.size
-        np.frombuffer(builder.Bytes, np.uint8)[builder.head : builder.head + data.size] = data
-        return builder.EndVector()
 
 
 # --- The version of each operator: the first whose kernel takes these dtypes, ranks and options ---
@@ -324,9 +322,7 @@ def _of_options(operator: Operator) -> int:
         return 4 if fused else 3 if len(inputs) == 4 and inputs[3] is not None else 1
     if name == "GATHER":
         return 6 if inputs[1].dtype == np.int16 else 5 if options.get("batch_dims") else 1
-    if name == "DEQUANTIZE":
-        return 5 if _by_channel(inputs[0]) else 1
-    return 1
+    return 5 if name == "DEQUANTIZE" and _by_channel(inputs[0]) else 1
 
 
 def _by_channel(weights: Tensor) -> bool:

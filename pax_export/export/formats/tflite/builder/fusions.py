@@ -290,16 +290,19 @@ class _Integers:
             return
         if x is None or not self._gives_integers(operator, x, stored):
             # Kernels of floats and integers, which round inputs by themselves.
-            inputs = operator.inputs[0] if source is None else source, stored.integers
-            operator.inputs = [*inputs, *operator.inputs[2:]]
+            operator.inputs[1] = stored.integers
+            if source is not None:
+                operator.inputs[0] = source
 
     def _sum(self, operator: Operator) -> None:
         """Adds integers, if all operands are some and the result is only read to be rounded."""
         scale = self._scale_of_result(operator)
+        if scale is None:
+            return
         numbers = [each for each in operator.inputs if each.dtype == np.float32]
-        known = [] if scale is None else list(map(self._integers, numbers))
-        if scale is not None and None not in known:
-            operator.inputs = [*known, *operator.inputs[len(known) :]]  # the axes of a mean
+        known = list(map(self._integers, numbers))
+        if None not in known:
+            operator.inputs[: len(known)] = known  # the axes of a mean stay
             self._give_integers(operator, *scale)
 
     def _gives_integers(self, operator: Operator, x: Tensor, stored: Stored) -> bool:
@@ -309,8 +312,10 @@ class _Integers:
         if scale is None or (bias is not None and bias.value is None):
             return False
         scales = np.asarray(stored.integers.scale, np.float64) * float(x.scale[0])
-        numbers = np.zeros(stored.integers.shape[stored.integers.axis], np.float64)
-        numbers = numbers if bias is None else np.asarray(bias.value).reshape(-1).astype(np.float64)
+        if bias is None:
+            numbers = np.zeros(stored.integers.shape[stored.integers.axis], np.float64)
+        else:
+            numbers = np.asarray(bias.value).reshape(-1).astype(np.float64)
         whole = np.clip(np.rint(numbers / scales), _INT32.min, _INT32.max).astype(np.int32)
         small = Tensor.of(whole, "" if bias is None else bias.name)
         small.scale = scales.astype(np.float32)

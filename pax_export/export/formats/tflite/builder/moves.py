@@ -32,10 +32,15 @@ def _is_moved_free(x: Tensor, permutation: Sequence[int]) -> bool:
     return wide == sorted(wide) and x.shape.count(None) <= 1 and 0 not in x.shape
 
 
+def _with_rest(sizes: Sequence[int | None]) -> list[int]:
+    """Sizes for a reshape, at most one of which is unknown."""
+    return [-1 if size is None else size for size in sizes]
+
+
 def like_shape(x: Tensor, other: Tensor) -> Tensor:
     """A tensor in the shape of another one of as many elements."""
-    if sum(size is None for size in other.shape) <= 1 and 0 not in other.shape:
-        return reshape(x, [-1 if size is None else size for size in other.shape])
+    if other.shape.count(None) <= 1 and 0 not in other.shape:
+        return reshape(x, _with_rest(other.shape))
     result = reshape(x, shape(other))
     result.set_shape(other.shape)
     return result
@@ -65,7 +70,7 @@ def shape(x: Tensor) -> Tensor:
 
 
 def stack(values: Sequence[Any], axis: int = 0) -> Tensor:
-    found = [tensor(each, int32) if not isinstance(each, Tensor) else each for each in values]
+    found = [tensor(each, int32) for each in values]
     first = found[0]
     sizes = list(first.shape)
     sizes.insert(axis, len(found))
@@ -114,7 +119,7 @@ def squeeze(x: Tensor, axis: int) -> Tensor:
     sizes = list(x.shape)
     del sizes[axis]
     if sizes.count(None) <= 1:
-        return reshape(x, [-1 if size is None else size for size in sizes])
+        return reshape(x, _with_rest(sizes))
     index: list[Any] = [slice(None)] * len(x.shape)
     index[axis] = 0
     return getitem(x, tuple(index))
@@ -126,7 +131,7 @@ def expand_dims(x: Tensor, axis: int) -> Tensor:
     axis = axis if axis >= 0 else len(sizes) + 1 + axis
     sizes.insert(axis, 1)
     if sizes.count(None) <= 1 and 0 not in sizes:
-        return reshape(x, [-1 if size is None else size for size in sizes])
+        return reshape(x, _with_rest(sizes))
     fold = lambda v, a: np.expand_dims(v, int(a))  # noqa: E731
     return one("EXPAND_DIMS", [x, constant(axis, int32)], [(sizes, x.dtype)], fold)
 
@@ -141,7 +146,7 @@ def transpose(x: Tensor, permutation: Sequence[int]) -> Tensor:
         return x
     sizes = [x.shape[axis] for axis in permutation]
     if _is_moved_free(x, permutation):
-        return reshape(x, [-1 if size is None else size for size in sizes])
+        return reshape(x, _with_rest(sizes))
     order = constant(np.array(permutation, np.int32))
     return one("TRANSPOSE", [x, order], [(sizes, x.dtype)], lambda v, p: np.transpose(v, p))
 
@@ -297,11 +302,8 @@ def dynamic_update_slice(x: Tensor, update: Tensor, starts: TensorLike) -> Tenso
 def identity(x: Tensor) -> Tensor:
     """A tensor of its own with the same elements."""
     x = tensor(x)
-    if x.shape.known:
-        target: Any = constant(np.array(x.shape, np.int32).reshape(-1))
-    else:
-        target = shape(x)
-    return current().append("RESHAPE", [x, target], [(x.shape, x.dtype)], {"copied": True})[0]
+    inputs = [x, shape(x)]
+    return current().append("RESHAPE", inputs, [(x.shape, x.dtype)], {"copied": True})[0]
 
 
 ARITHMETIC["getitem"] = getitem
