@@ -49,10 +49,10 @@ def exported(lm, tmp_path_factory):
     """The net in a format, written once: its path and report."""
 
     @functools.cache
-    def written(format):
+    def written(format, **more):
         path = tmp_path_factory.mktemp(format) / SUFFIX.get(format, "lm")
         room = "room" if format in ("onnx", "stablehlo") else ROOM
-        options = {"max_length": room, "max_new_tokens": COUNT, "stop": STOP}
+        options = {"max_length": room, "max_new_tokens": COUNT, "stop": STOP, **more}
         return path, export(lm, path, format=format, **options)
 
     return written
@@ -110,7 +110,7 @@ def test_tensorflow_compiles_the_functions(lm, exported):
 
 @pytest.mark.skipif(not runs(short=0, long=1), reason="`tox -e hard` runs it: seconds")
 def test_a_retargeted_model_keeps_its_caches(lm, exported, tmp_path):
-    made = pax.export.retarget(exported("saved_model")[0], out=tmp_path / "new")
+    made = pax.export.retarget(exported("saved_model", operations="xla")[0], out=tmp_path / "new")
     assert made.oldest_tensorflow == "2.15"
     served = pax.export.load(tmp_path / "new")
     expected = np.asarray(pax.generate(lm, TOKENS, LENGTHS, max_new_tokens=3))

@@ -106,6 +106,11 @@ def evaluate_over(size: Size, known: Mapping[str, Any], calculate: Calculate) ->
     return _evaluate_node(_parse_expression(size), known, calculate)
 
 
+def check(size: Size) -> None:
+    """Raises a ValueError for what is no dimension."""
+    evaluate_over(size, dict.fromkeys(names(size), 1), lambda *_: 1)
+
+
 def solve_for(size: Size, number: int, name: str, known: Mapping[str, int]) -> int | None:
     """Solves a dimension for a variable: 0 without a solution, None if it is not linear.
 

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +20,7 @@ from pax_export._foundations import tables
 from pax_export._foundations.errors import ExportPathError, a_few
 from pax_export._foundations.files.system import as_path, read_small_file, unusual_type
 from pax_export._foundations.tables import bytes_text
-from pax_export.export.artifact import embedded, structure
+from pax_export.export.artifact import dimensions, embedded, structure
 from pax_export.export.artifact.formats import exporters, find
 
 REPORT_FILE = embedded.NAME
@@ -424,6 +425,8 @@ def _parse_report(text: str) -> Report:
         for name, tree in info.arguments.items():
             structure.check(tree, inputs, f"the argument {name} of {key}")
         structure.check(info.result, {entry.name for entry in info.outputs}, f"the result of {key}")
+        for size in chain.from_iterable(each.shape for each in (*info.inputs, *info.outputs)):
+            dimensions.check(size)
         if not set(info.positional) <= set(info.arguments):
             raise ValueError(f"{key} has positional arguments that are not there")
     for name in (*_UNSHOWN, DATA):

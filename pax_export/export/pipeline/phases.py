@@ -181,6 +181,12 @@ def scratch_path(format: Format) -> Generator[Path]:
         yield path
 
 
+def check_validate(validate: object, format: Format) -> None:
+    """Refuses what is no value of `validate=`."""
+    more = ("variables",) if format.has_variables else ()
+    checked_choice(validate, (True, False, "full", "process", *more), "validate")
+
+
 class ExportRun(Progress):
     """The phases of one export: writing, validation, and the move to its path.
 
@@ -198,9 +204,7 @@ class ExportRun(Progress):
         ours: own_files.Recognize = export_of_ours,
         card: Any = False,
     ):
-        more = ("variables",) if format.has_variables else ()
-        ways = (True, False, "full", "process", *more)
-        checked_choice(validate, ways, "validate")
+        check_validate(validate, format)
         checked_choice(overwrite, (True, False), "overwrite")
         self.path = atomic.absolute(path)
         if format.plain_path:

@@ -37,7 +37,7 @@ from pax_export.export.pipeline.bisect import (
     with_paths,
 )
 from pax_export.export.pipeline.format_exporter import Contents, FormatExporter
-from pax_export.export.pipeline.phases import CALLS, ExportRun, scratch_path
+from pax_export.export.pipeline.phases import CALLS, ExportRun, check_validate, scratch_path
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.programs import Program
@@ -61,6 +61,7 @@ def run_export(exporter: FormatExporter, request: Request) -> Report:
     """Makes one export, atomically; raises a subclass of PaxError."""
     check_state(request.state, updates=exporter.updates_state)
     checked_choice(request.outputs, ("float32", "model"), "outputs")
+    check_validate(request.validate, exporter.format)
     if not (request.quantization is None or hasattr(request.quantization, "summary")):
         raise InvalidArgumentTypeError(
             "quantization: expected the report of pax.quantize.",

@@ -132,9 +132,8 @@ class LegacyStorages:
         return self._places[storage.key][1]
 
     def content(self, storage: Storage, check: bool) -> np.ndarray:
-        """The bytes, which have no checksum."""
-        begin, size = self._places[storage.key]
-        return self._file.array(np.uint8, (size,), begin)
+        """The bytes, which have no checksum and, in the file, no alignment."""
+        return self._file.in_memory(*self._places[storage.key])
 
 
 def _make_entry(

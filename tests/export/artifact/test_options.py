@@ -135,9 +135,11 @@ def test_a_constraint_alone_is_one(tmp_path):
     assert report.signatures["serving_default"].constraints == ("batch >= 2",)
 
 
-def test_an_array_for_validate_is_refused(tmp_path):
-    with pytest.raises(InvalidArgumentError):
-        to_stablehlo(MODEL, tmp_path / "model", spec("batch, 3"), validate=np.zeros(2))
+@pytest.mark.parametrize("write", [to_stablehlo, to_tflite])
+def test_an_array_for_validate_is_refused(write, tmp_path):
+    with pytest.raises(InvalidArgumentError) as caught:
+        write(MODEL, tmp_path / "m.tflite", spec("2, 3"), validate=np.zeros(2))
+    assert caught.value.where == "validate"
 
 
 @pytest.mark.parametrize("to", EXPORTERS.values())

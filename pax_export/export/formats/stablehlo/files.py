@@ -268,13 +268,23 @@ def _module_file(name: str, order: int) -> str:
 
 def read_function(checked: Checked, report: Report, details: Details, key: str) -> Exported:
     """The function of a bundle, by its jax bytes or by its portable modules."""
+    entry = details.functions[key]
     try:
-        return _read_jax_bytes(checked, details.functions[key].file)
+        function = _read_jax_bytes(checked, entry.file)
     except ExportPathError as error:
-        function = _from_modules(checked, report, details, key)
-        if function is None:
+        rebuilt = _from_modules(checked, report, details, key)
+        if rebuilt is None:
             raise error
-        return function
+        function = rebuilt
+    sizes = len(function.in_avals), len(function.out_avals)
+    reported = len(entry.operands), len(entry.results)
+    if sizes != reported:
+        raise ExportPathError(
+            "The report of this export is that of another function.",
+            where=key,
+            got=f"{reported} operands and results, and {sizes} in the function",
+        )
+    return function
 
 
 def _from_modules(checked: Checked, report: Report, details: Details, key: str) -> Exported | None:
