@@ -170,6 +170,15 @@ def test_archives_with_a_wrong_offset_are_refused(whole, tmp_path):
         load(tmp_path / "m.tflite")
 
 
+@pytest.mark.parametrize("size", ["", "\0", "((", "../../x", "n if n else n", "f(n)", "n.n"])
+def test_a_size_that_is_none_is_refused(whole, tmp_path, size):
+    report = json.loads((whole / "bundle" / "pax_export.json").read_text())
+    report["signatures"]["serving_default"]["inputs"][0]["shape"][0] = size
+    (tmp_path / "pax_export.json").write_text(json.dumps(report))
+    with refused(ExportPathError, "neither a symbolic dimension", "pax_export.json"):
+        Report.read(tmp_path)
+
+
 # --- details of a bundle -----------------------------------------------------------------
 
 
@@ -260,6 +269,7 @@ def test_invalid_lists_are_refused(bundle, text):
         lambda details: function(details).update(file=3),
         lambda details: function(details).update(operands=[["weight", "nobody"]]),
         lambda details: function(details).update(operands=[]),
+        lambda details: function(details)["operands"].pop(0),  # a weight, of which some are read
         lambda details: function(details).update(results=[["output"]]),
         lambda details: function(details).update(results=[]),
         lambda details: function(details).update(kept=7),
@@ -360,8 +370,6 @@ def test_a_report_without_signatures_is_not_valid(whole, tmp_path, capsys):
 
 
 def test_inputs_of_any_size_are_not_made():
-    import numpy as np
-
     huge = {"x": RandomInput((1 << 40, "n"), np.dtype("float32"))}
     with pytest.raises(ValueError):
         list(random_calls(huge, most=1 << 28))
