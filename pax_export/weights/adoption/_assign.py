@@ -375,12 +375,9 @@ def _numbers_count_layers(layer: Layer, group: Group) -> bool:
 def _common_words(
     layers: list[Layer], groups: list[Group], links: Mapping[Any, frozenset]
 ) -> frozenset:
-    norms = is_norm(layers[0])
-    words = _shared_words(layers[0], groups[0], norms)
-    for layer, group in zip(layers, groups):
-        words &= _shared_words(layer, group, norms)
-    linked = [links.get((layer, group), frozenset()) for layer, group in zip(layers, groups)]
-    return words | frozenset.intersection(*linked)
+    norms, pairs = is_norm(layers[0]), list(zip(layers, groups))
+    shared = frozenset.intersection(*[_shared_words(*pair, norms) for pair in pairs])
+    return shared | frozenset.intersection(*[links.get(pair, frozenset()) for pair in pairs])
 
 
 def _shared_words(layer: Layer, group: Group, norms: bool) -> frozenset:
@@ -393,7 +390,7 @@ def _shared_words(layer: Layer, group: Group, norms: bool) -> frozenset:
 
 def _best_options(options: Mapping[Any, frozenset]) -> list[Any]:
     """Returns the options whose words include those of all others; all options if none do."""
-    every = frozenset().union(*options.values()) if options else frozenset()
+    every = frozenset().union(*options.values())
     best = [other for other, words in options.items() if words == every]
     return best or list(options)
 
