@@ -425,7 +425,8 @@ def _parse_report(text: str) -> Report:
         for name, tree in info.arguments.items():
             structure.check(tree, inputs, f"the argument {name} of {key}")
         structure.check(info.result, {entry.name for entry in info.outputs}, f"the result of {key}")
-        for size in chain.from_iterable(each.shape for each in (*info.inputs, *info.outputs)):
+        shapes = [each.shape for each in (*info.inputs, *info.outputs)]
+        for size in chain(*shapes, *(dimensions.sides(text)[::2] for text in info.constraints)):
             dimensions.check(size)
         if not set(info.positional) <= set(info.arguments):
             raise ValueError(f"{key} has positional arguments that are not there")

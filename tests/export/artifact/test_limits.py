@@ -179,6 +179,15 @@ def test_a_size_that_is_none_is_refused(whole, tmp_path, size):
         Report.read(tmp_path)
 
 
+@pytest.mark.parametrize("constraint", ["x", "n >= ", "n > 2", "n.n == 2"])
+def test_a_constraint_that_is_none_is_refused(whole, tmp_path, constraint):
+    report = json.loads((whole / "bundle" / "pax_export.json").read_text())
+    report["signatures"]["serving_default"]["constraints"] = [constraint]
+    (tmp_path / "pax_export.json").write_text(json.dumps(report))
+    with refused(ExportPathError, "neither a symbolic dimension", "pax_export.json"):
+        Report.read(tmp_path)
+
+
 # --- details of a bundle -----------------------------------------------------------------
 
 
