@@ -18,7 +18,14 @@ from pax_export.precision.quantized._array import (
     times,
     times_transposed,
 )
-from pax_export.precision.quantized._integers import GROUP, Form, dequantized, packed, unpacked
+from pax_export.precision.quantized._integers import (
+    GROUP,
+    Form,
+    dequantized,
+    packed,
+    plain_dot,
+    unpacked,
+)
 from pax_export.precision.quantized._operations import (
     FASTER_IN_JAX,
     decomposed_dequantize,
@@ -26,7 +33,6 @@ from pax_export.precision.quantized._operations import (
     dequantize,
     few_rows,
     narrow_dot,
-    plain_dot,
     plain_pointwise,
     pointwise_convolution,
     quantized_dot,

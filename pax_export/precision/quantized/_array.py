@@ -12,10 +12,10 @@ import numpy as np
 
 from pax_export._foundations.types import Array, DTypeLike
 from pax_export.core import Module, StateModule
+from pax_export.precision.quantized._blocks import is_read_in_blocks
 from pax_export.precision.quantized._integers import Form
 from pax_export.precision.quantized._operations import (
     dequantize,
-    is_read_in_blocks,
     narrow_dot,
     quantized_dot,
     quantized_rows,

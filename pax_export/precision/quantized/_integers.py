@@ -171,3 +171,10 @@ def _two_products(
         part = grouped[..., leading, :].reshape(*x.shape[:-1], -1)
         product = product + _dot(part, scaled.reshape(integers.shape), axis)
     return product
+
+
+def plain_dot(x: Array, weight: Array, contracted: int) -> Any:
+    """The same product of an ordinary matrix."""
+    numbers = (((x.ndim - 1,), (weight.ndim + contracted,)), ((), ()))
+    dtype = jnp.result_type(x, weight)
+    return jax.lax.dot_general(x.astype(dtype), weight.astype(dtype), numbers)
