@@ -76,7 +76,7 @@ def reshape(tensor: Tensor, shape: Sequence[Any], sizes: TfliteSizes) -> Any:
     if list(tensor.shape) == static and len(unknown) < 2:
         return tensor
     if len(unknown) == 1 and 0 not in static:
-        return moves.reshape(tensor, [-1 if size is None else size for size in static])
+        return moves.reshape(tensor, moves.with_rest(static))
     result = moves.reshape(tensor, sizes.vector(shape))
     result.set_shape(static)
     return result
@@ -128,7 +128,7 @@ def _join(tensor: Tensor, groups: Sequence[Sequence[int]]) -> Any:
             sizes.append(int(np.prod(found)))
             continue
         whole = moves.shape(tensor) if whole is None else whole
-        sizes.append(lite.reduce_prod(whole[group[0] : group[-1] + 1]))
+        sizes.append(lite.reduce_prod(whole[group[0] : group[-1] + 1], 0))
     return _shaped(tensor, sizes)
 
 
@@ -141,7 +141,7 @@ def _shaped(tensor: Tensor, sizes: Sequence[Any]) -> Any:
     static = [int(size) if is_static(size) else None for size in sizes]
     unknown = static.count(None)
     if not unknown or (unknown == 1 and 0 not in static):
-        return moves.reshape(tensor, [-1 if size is None else size for size in static])
+        return moves.reshape(tensor, moves.with_rest(static))
     result = moves.reshape(tensor, moves.stack(list(sizes)))
     result.set_shape(static)
     return result

@@ -19,11 +19,8 @@ from pax_export.export.formats.tflite.builder.graph import (
 from pax_export.export.formats.tflite.builder.moves import transpose
 
 
-def matmul(
-    x: TensorLike, y: TensorLike, transpose_a: bool = False, transpose_b: bool = False
-) -> Tensor:
+def matmul(x: Tensor, y: Tensor, transpose_a: bool = False, transpose_b: bool = False) -> Tensor:
     """A product of matrices, or of batches of them; with constant weights, a layer."""
-    x, y = tensor(x), tensor(y)
     if len(y.shape) == 2 and y.value is not None and 0 not in y.shape:
         if transpose_a:
             rank = len(x.shape)

@@ -32,7 +32,7 @@ def _is_moved_free(x: Tensor, permutation: Sequence[int]) -> bool:
     return wide == sorted(wide) and x.shape.count(None) <= 1 and 0 not in x.shape
 
 
-def _with_rest(sizes: Sequence[int | None]) -> list[int]:
+def with_rest(sizes: Sequence[int | None]) -> list[int]:
     """Sizes for a reshape, at most one of which is unknown."""
     return [-1 if size is None else size for size in sizes]
 
@@ -40,7 +40,7 @@ def _with_rest(sizes: Sequence[int | None]) -> list[int]:
 def like_shape(x: Tensor, other: Tensor) -> Tensor:
     """A tensor in the shape of another one of as many elements."""
     if other.shape.count(None) <= 1 and 0 not in other.shape:
-        return reshape(x, _with_rest(other.shape))
+        return reshape(x, with_rest(other.shape))
     result = reshape(x, shape(other))
     result.set_shape(other.shape)
     return result
@@ -63,7 +63,6 @@ def _known_sizes(dims: Tensor) -> list[Any]:
 
 
 def shape(x: Tensor) -> Tensor:
-    x = tensor(x)
     if x.shape.known:
         return constant(np.array(x.shape, np.int32))
     return one("SHAPE", [x], [([len(x.shape)], int32)], out_type="int32")
@@ -93,8 +92,7 @@ def concat(values: Sequence[Any], axis: int) -> Tensor:
     )  # fmt: skip
 
 
-def reshape(x: Any, sizes: Any) -> Tensor:
-    x = tensor(x)
+def reshape(x: Tensor, sizes: TensorLike) -> Tensor:
     target = tensor(sizes, int32)
     if target.shape == (0,):
         target = constant(np.zeros(0, np.int32))
@@ -119,25 +117,23 @@ def squeeze(x: Tensor, axis: int) -> Tensor:
     sizes = list(x.shape)
     del sizes[axis]
     if sizes.count(None) <= 1:
-        return reshape(x, _with_rest(sizes))
+        return reshape(x, with_rest(sizes))
     index: list[Any] = [slice(None)] * len(x.shape)
     index[axis] = 0
     return getitem(x, tuple(index))
 
 
 def expand_dims(x: Tensor, axis: int) -> Tensor:
-    x = tensor(x)
     sizes = list(x.shape)
     axis = axis if axis >= 0 else len(sizes) + 1 + axis
     sizes.insert(axis, 1)
     if sizes.count(None) <= 1 and 0 not in sizes:
-        return reshape(x, _with_rest(sizes))
+        return reshape(x, with_rest(sizes))
     fold = lambda v, a: np.expand_dims(v, int(a))  # noqa: E731
     return one("EXPAND_DIMS", [x, constant(axis, int32)], [(sizes, x.dtype)], fold)
 
 
 def transpose(x: Tensor, permutation: Sequence[int]) -> Tensor:
-    x = tensor(x)
     permutation = [int(each) for each in permutation]
     if x.made_by == "TRANSPOSE" and x.graph is current():
         x, before = x.operator.inputs
@@ -146,13 +142,13 @@ def transpose(x: Tensor, permutation: Sequence[int]) -> Tensor:
         return x
     sizes = [x.shape[axis] for axis in permutation]
     if _is_moved_free(x, permutation):
-        return reshape(x, _with_rest(sizes))
+        return reshape(x, with_rest(sizes))
     order = constant(np.array(permutation, np.int32))
     return one("TRANSPOSE", [x, order], [(sizes, x.dtype)], lambda v, p: np.transpose(v, p))
 
 
 def broadcast_to(x: Tensor, sizes: TensorLike) -> Tensor:
-    x, target = tensor(x), tensor(sizes, int32)
+    target = tensor(sizes, int32)
     found = _known_sizes(target)
     if list(x.shape) == found and None not in found:
         return x
@@ -265,7 +261,7 @@ def _length(each: slice, size: int) -> Any:
 
 
 def gather(x: Tensor, places: TensorLike, axis: int = 0, batch_dims: int = 0) -> Tensor:
-    x, places = tensor(x), tensor(places, int32)
+    places = tensor(places, int32)
     axis %= max(len(x.shape), 1)
     sizes = [*x.shape[:axis], *places.shape[batch_dims:], *x.shape[axis + 1 :]]
     fold = (lambda v, p: np.take(v, p, axis)) if batch_dims == 0 else None
@@ -301,7 +297,6 @@ def dynamic_update_slice(x: Tensor, update: Tensor, starts: TensorLike) -> Tenso
 
 def identity(x: Tensor) -> Tensor:
     """A tensor of its own with the same elements."""
-    x = tensor(x)
     inputs = [x, shape(x)]
     return current().append("RESHAPE", inputs, [(x.shape, x.dtype)], {"copied": True})[0]
 

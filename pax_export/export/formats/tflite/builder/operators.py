@@ -5,7 +5,6 @@ The names are those that TensorFlow has for what these operators do.
 
 from __future__ import annotations
 
-import builtins
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -74,7 +73,7 @@ def _binary(
 
 def _unary(name: str, fold: Callable) -> Callable[[Any], Tensor]:
     def operate(x: Tensor) -> Tensor:
-        return _elementwise(name, fold, [tensor(x)])
+        return _elementwise(name, fold, [x])
 
     return operate
 
@@ -130,7 +129,6 @@ def relu6_of_relu(x: Tensor) -> Tensor | None:
 
 
 def abs(x: Tensor) -> Tensor:
-    x = tensor(x)
     if x.dtype == int64:
         return where(less(x, 0), x * -1, x)
     return _abs(x)
@@ -160,7 +158,6 @@ def cast(x: TensorLike, dtype: DTypeLike) -> Tensor:
 
 
 def bitcast(x: Tensor, dtype: DTypeLike) -> Tensor:
-    x = tensor(x)
     return one("BITCAST", [x], [(x.shape, dtype)], lambda v: v.view(np.dtype(dtype)))
 
 
@@ -181,11 +178,8 @@ hard_swish = _alone("HARD_SWISH")
 
 
 def _reduction(name: str, fold: Callable) -> Callable[..., Tensor]:
-    def operate(x: Tensor, axis: Any = None, keepdims: bool = False) -> Tensor:
-        x = tensor(x)
-        rank = len(x.shape)
-        axes = list(builtins.range(rank)) if axis is None else np.atleast_1d(axis).tolist()
-        axes = sorted(each % rank for each in axes)
+    def operate(x: Tensor, axis: Any, keepdims: bool = False) -> Tensor:
+        axes = sorted(each % len(x.shape) for each in np.atleast_1d(axis).tolist())
         shape = [1 if i in axes else n for i, n in enumerate(x.shape) if keepdims or i not in axes]
         places = constant(np.array(axes, np.int32))
         return one(

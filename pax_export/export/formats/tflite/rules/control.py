@@ -133,7 +133,7 @@ def _zeros(op: Operation, struct: Any, room: Any) -> Any:
 
 
 @rule("cond", thin=True, when=is_of_two)
-def cond(op: Operation, which: TensorLike, *operands: TensorLike) -> list[Any]:
+def cond(op: Operation, which: Tensor, *operands: Tensor) -> list[Any]:
     which = moves.reshape(which, [])
 
     def run(branch: Any) -> Any:

@@ -110,20 +110,18 @@ def reverse(op: Operation, x: Tensor) -> Any:
 
 
 @rule("pad", when=is_plain_pad)
-def pad(op: Operation, x: Tensor, value: Any) -> Any:
+def pad(op: Operation, x: Tensor, value: Tensor) -> Any:
     return padded(op, x, value, [ends for *ends, _ in op.params["padding_config"]])
 
 
-def padded(op: Operation, x: Tensor, value: TensorLike, widths: Sequence[Sequence[Any]]) -> Any:
+def padded(op: Operation, x: Tensor, value: Tensor, widths: Sequence[Sequence[Any]]) -> Any:
     for axis, (low, high) in enumerate(widths):
         if not (is_static(low) and low == 0 and is_static(high) and high == 0):
             x = _padded_axis(op, x, value, axis, low, high)
     return x
 
 
-def _padded_axis(
-    op: Operation, x: Tensor, value: TensorLike, axis: int, low: Size, high: Size
-) -> Any:
+def _padded_axis(op: Operation, x: Tensor, value: Tensor, axis: int, low: Size, high: Size) -> Any:
     logical = x.dtype == lite.bool_
     if logical:
         x, value = lite.cast(x, lite.int32), lite.cast(value, lite.int32)
