@@ -132,6 +132,11 @@ def test_an_output_of_another_shape_is_found_out(affine, call, quick):
     report.write_text(json.dumps(data))
     code, out, error = call("validate", "out")
     assert (code, out) == (1, "")
+    assert "error: The report of this export cannot be read." in error
+    data["signatures"]["serving_default"]["inputs"][0] |= {"shape": ["n", 3], "dtype": "float7"}
+    report.write_text(json.dumps(data))
+    code, out, error = call("validate", "out")
+    assert (code, out) == (1, "")
     assert (
         "error: The signature has inputs or outputs that random arrays cannot represent." in error
     )

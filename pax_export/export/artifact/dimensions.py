@@ -29,6 +29,8 @@ _FAR = 2**20 + 1
 
 Size = int | str
 
+#: A size that TensorFlow does not know, such as one that a postprocessor chose; and all of them.
+UNKNOWN, ANY_RANK = "?", "..."
 #: Operations on dimensions, and their functions on numbers.
 NUMBERS: dict[str, Callable[[int, int], int]] = {
     "add": operator.add,
@@ -108,7 +110,8 @@ def evaluate_over(size: Size, known: Mapping[str, Any], calculate: Calculate) ->
 
 def check(size: Size) -> None:
     """Raises a ValueError for what is no dimension."""
-    evaluate_over(size, dict.fromkeys(names(size), 1), lambda *_: 1)
+    if size not in (UNKNOWN, ANY_RANK):
+        evaluate_over(size, dict.fromkeys(names(size), 1), lambda *_: 1)
 
 
 def solve_for(size: Size, number: int, name: str, known: Mapping[str, int]) -> int | None:

@@ -20,6 +20,7 @@ from pax_export._foundations.errors import (
 from pax_export._foundations.files.system import read_small_file
 from pax_export._foundations.optional import require
 from pax_export._foundations.tables import bytes_text
+from pax_export.export.artifact.dimensions import ANY_RANK, UNKNOWN
 from pax_export.export.artifact.report import REPORT_FILE, ArrayInfo, VariableInfo
 
 _MAGIC = b"ML\xefR"
@@ -130,8 +131,8 @@ def _array_infos(tensors: Any, dtypes: Any) -> tuple[ArrayInfo, ...]:
 
 def _read_shape(shape: Any) -> tuple[int | str, ...]:
     if shape.unknown_rank:
-        return ("...",)
-    return tuple(each.size if each.size >= 0 else "?" for each in shape.dim)
+        return (ANY_RANK,)
+    return tuple(each.size if each.size >= 0 else UNKNOWN for each in shape.dim)
 
 
 def _read_variables(nodes: Iterable[Any], dtypes: Any) -> Iterator[VariableInfo]:

@@ -16,6 +16,8 @@ from pax_export._foundations.errors import InvalidArgumentError, ValidationError
 from pax_export._foundations.optional import require
 from pax_export.export.artifact import dimensions, formats, loading
 from pax_export.export.artifact.dimensions import (
+    ANY_RANK,
+    UNKNOWN,
     RandomCall,
     RandomInput,
     name_of,
@@ -33,8 +35,6 @@ if TYPE_CHECKING:
 _REFUSED = re.compile("polymorphic shapes|dimension variable")
 #: An input with more elements is not made: a report of others may ask for any number.
 _MOST_ELEMENTS = 1 << 28
-#: A size that is not in the report, chosen by a postprocessor.
-_UNKNOWN, _ANY_RANK = "?", "..."
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ Shape = tuple[int | None, ...] | None
 def _make_calls(key: str, info: SignatureInfo) -> list[RandomCall]:
     try:
         inputs = {e.name: RandomInput(e.shape, numpy_dtype(e.dtype)) for e in info.inputs}
-        unknown = (_UNKNOWN, _ANY_RANK)
+        unknown = (UNKNOWN, ANY_RANK)
         outputs = [tuple(n for n in e.shape if n not in unknown) for e in info.outputs]
         most = _MOST_ELEMENTS
         sizes = info.sizes or None
@@ -167,9 +167,9 @@ def _shape(entry: ArrayInfo, sizes: Mapping[str, int]) -> Shape:
     """The shape of an output; a size is None if it depends on more than sizes of inputs."""
 
     def known(size: int | str) -> bool:
-        return size != _UNKNOWN and set(dimensions.names(size)) <= set(sizes)
+        return size != UNKNOWN and set(dimensions.names(size)) <= set(sizes)
 
-    if _ANY_RANK in entry.shape:
+    if ANY_RANK in entry.shape:
         return None
     return tuple(dimensions.value(each, sizes) if known(each) else None for each in entry.shape)
 
@@ -202,5 +202,5 @@ def _shape_fits(found: tuple[int, ...], expected: Shape) -> bool:
 
 def _shape_text(shape: Shape) -> str:
     if shape is None:
-        return f"[{_ANY_RANK}]"
-    return f"[{', '.join(_UNKNOWN if size is None else str(size) for size in shape)}]"
+        return f"[{ANY_RANK}]"
+    return f"[{', '.join(UNKNOWN if size is None else str(size) for size in shape)}]"

@@ -29,6 +29,7 @@ from pax_export._foundations.errors import InvalidArgumentError, InvalidArgument
 from pax_export._foundations.files import system
 from pax_export._foundations.optional import require
 from pax_export._foundations.types import PyTree
+from pax_export.export.artifact.dimensions import ANY_RANK, UNKNOWN
 from pax_export.export.artifact.options import by_signature
 from pax_export.export.artifact.report import ArrayInfo
 from pax_export.export.artifact.structure import rebuild
@@ -228,8 +229,8 @@ def _plain_value(value: object) -> Any:
 
 def _tensor_info(name: str, tensor: Any) -> ArrayInfo:
     shape = tensor.shape
-    sizes = ["..."] if shape.rank is None else shape.as_list()
-    known = tuple("?" if size is None else size for size in sizes)
+    sizes = [ANY_RANK] if shape.rank is None else shape.as_list()
+    known = tuple(UNKNOWN if size is None else size for size in sizes)
     return ArrayInfo(name, name, known, tensor.dtype.name)
 
 
