@@ -178,16 +178,18 @@ def picture(module: Any) -> tuple:
 
 
 def _key(value: Any) -> Any:
-    """A key of static data; of what holds arrays, modules or nothing only where they stand."""
+    """A key of static data; of what holds arrays or modules only where they stand."""
     leaves, treedef = tree_flatten_or_none(value)
-    if not leaves or any(isinstance(x, (jax.Array, np.ndarray)) for x in leaves):
+    if any(isinstance(x, (jax.Array, np.ndarray)) for x in leaves):
         return treedef
+    if any(isinstance(x, pax.EmptyNode) for x in leaves):
+        return type(value)  # static leaves may stay wrapped where nothing else is left
     return static_key(value) if not isinstance(value, pax.Module) else None
 
 
 def tree_flatten_or_none(value: Any) -> tuple:
     try:
-        return tree_flatten(value)
+        return tree_flatten(value, is_leaf=lambda x: isinstance(x, pax.EmptyNode))
     except (TypeError, ValueError):
         return [], None
 
