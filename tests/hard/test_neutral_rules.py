@@ -33,9 +33,9 @@ ANY_ZERO = ("relu", "relu6", "max of two", "min of two")
 #: beside NaN with a sign, and functions at zero, at poles and of subnormal numbers.
 OTHER_ZEROS = ("sign", "round", "floor_divide of two")
 OTHER_ORDERS = ("least",)
+OTHER_SUBNORMALS = ("lgamma", "pow of two", "atan2 of two")
 OTHER_POLES = (
-    "lgamma", "digamma", "pow of two", "atan2 of two", "igamma of two", "igammac of two",
-    "zeta of two", "polygamma of two", "beta of two",
+    "digamma", "igamma of two", "igammac of two", "zeta of two", "polygamma of two", "beta of two",
 )  # fmt: skip
 #: How many numbers are tried with each other in functions that compile for a minute.
 FEW = 12
@@ -168,11 +168,21 @@ def pairs(functions: Functions, most: int | None = None) -> Functions:
 
 def of_operations(functions: Functions) -> Functions:
     """The functions where those of TensorFlow have to agree."""
-    return {
-        name: of_positive(f) if name in OTHER_POLES else f
-        for name, f in functions.items()
-        if name not in OTHER_ORDERS
-    }
+    found = {name: f for name, f in functions.items() if name not in OTHER_ORDERS}
+    found |= {name: of_normal(found[name]) for name in OTHER_SUBNORMALS if name in found}
+    return found | {name: of_positive(found[name]) for name in OTHER_POLES if name in found}
+
+
+def of_normal(f: Callable) -> Callable:
+    """Of no subnormal numbers, which are told by their bits: compared, they may be zeros."""
+
+    def of_others(x):
+        kind = f"int{8 * x.dtype.itemsize}"
+        size = lax.bitcast_convert_type(x, kind) & jnp.iinfo(kind).max
+        least = np.asarray(jnp.finfo(x.dtype).tiny).view(kind)
+        return f(jnp.where((size > 0) & (size < least), jnp.asarray(0.5, x.dtype), x))
+
+    return of_others
 
 
 def of_positive(f: Callable) -> Callable:

@@ -204,7 +204,6 @@ class ExportRun(Progress):
         ours: own_files.Recognize = export_of_ours,
         card: Any = False,
     ):
-        check_validate(validate, format)
         checked_choice(overwrite, (True, False), "overwrite")
         self.path = atomic.absolute(path)
         if format.plain_path:

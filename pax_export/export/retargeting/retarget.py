@@ -36,7 +36,7 @@ from pax_export.export.artifact.screening import screen
 from pax_export.export.formats.saved_model import SAVED_MODEL
 from pax_export.export.formats.saved_model.run import FAILED
 from pax_export.export.lowering.lower import CALLING_CONVENTION, XLA_EXPANDS, portable
-from pax_export.export.pipeline.phases import ExportRun
+from pax_export.export.pipeline.phases import ExportRun, check_validate
 from pax_export.export.validation.validate import Case, call_export, compare_results
 
 #: The report, next to the repaired model.
@@ -170,6 +170,7 @@ def retarget(
     check_saved_model(source, trusted=True)  # it is screened below, if it is run
     # In place, all files of the model are copied, including unknown ones.
     ours = now_in(source) if _same_path(source, target) else _mended_or_ours
+    check_validate(validate, ANY)
     making = ExportRun(ANY, target, validate=validate, overwrite=overwrite, phases=3, ours=ours)
     with making as run:
         with run.phase("mend"):

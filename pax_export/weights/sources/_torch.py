@@ -63,14 +63,14 @@ def _read_archive(file: InputFile, archive: ZipArchive) -> Source:
 
 
 def _make_source(
-    file: InputFile, tree: Any, content: ZipStorages | LegacyStorages, prefix: str = ""
+    file: InputFile, tree: Any, storages: ZipStorages | LegacyStorages, prefix: str = ""
 ) -> Source:
     """The tensors of a tree, by dotted names behind a prefix."""
     leaves, others = flatten_containers(
         tree, lambda each: isinstance(each, (TorchTensor, PickledArray))
     )
     entries = {
-        prefix + name: _make_entry(f"{prefix}{name} in {file.where}", leaf, content)
+        prefix + name: _make_entry(f"{prefix}{name} in {file.where}", leaf, storages)
         for name, leaf in leaves.items()
     }
     return Source(
@@ -93,12 +93,12 @@ class ZipStorages:
         """The bytes of a storage."""
         return self._archive.size(self._folder + storage.key)
 
-    def content(self, storage: Storage, check: bool) -> np.ndarray:
-        """The bytes, compared with the checksum if they were not before."""
+    def read(self, storage: Storage, first: int, count: int, check: bool) -> np.ndarray:
+        """Some bytes of a storage, which is compared with its checksum if it was not before."""
         check = check and storage.key not in self._checked
         content = self._archive.array(self._folder + storage.key, check)
         self._checked |= {storage.key} if check else set()
-        return content
+        return content[first : first + count]
 
 
 def _read_legacy(file: InputFile) -> Source:
@@ -131,13 +131,13 @@ class LegacyStorages:
         """The bytes of a storage."""
         return self._places[storage.key][1]
 
-    def content(self, storage: Storage, check: bool) -> np.ndarray:
-        """The bytes, which have no checksum and, in the file, no alignment."""
-        return self._file.in_memory(*self._places[storage.key])
+    def read(self, storage: Storage, first: int, count: int, check: bool) -> np.ndarray:
+        """Some bytes of a storage, which have no checksum and, in the file, no alignment."""
+        return self._file.in_memory(self._places[storage.key][0] + first, count)
 
 
 def _make_entry(
-    where: str, leaf: TorchTensor | PickledArray, content: ZipStorages | LegacyStorages
+    where: str, leaf: TorchTensor | PickledArray, storages: ZipStorages | LegacyStorages
 ) -> Entry:
     with refuse_damaged(where, KIND):
         if isinstance(leaf, PickledArray):
@@ -145,10 +145,10 @@ def _make_entry(
             if array is None:
                 raise ValueError("an array without numbers")
             return Entry(where, KIND, array.shape, array.dtype, lambda: array)
-        first, count = _find_window(leaf, content.size(leaf.storage))
+        first, count = _find_window(leaf, storages.size(leaf.storage))
 
         def window(check: bool) -> np.ndarray:
-            raw = content.content(leaf.storage, check)[first : first + count]
+            raw = storages.read(leaf.storage, first, count, check)
             aligned = raw.ctypes.data % leaf.dtype.itemsize == 0
             return _view_strided(leaf, raw if aligned else raw.copy())
 

@@ -271,11 +271,10 @@ def read_function(checked: Checked, report: Report, details: Details, key: str) 
     entry = details.functions[key]
     try:
         function = _read_jax_bytes(checked, entry.file)
-    except ExportPathError as error:
-        rebuilt = _from_modules(checked, report, details, key)
-        if rebuilt is None:
-            raise error
-        function = rebuilt
+    except ExportPathError:
+        function = _from_modules(checked, report, details, key)
+        if function is None:
+            raise
     sizes = len(function.in_avals), len(function.out_avals)
     reported = len(entry.operands), len(entry.results)
     if sizes != reported:

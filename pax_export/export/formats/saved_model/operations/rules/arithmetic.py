@@ -46,15 +46,13 @@ for _name, _of in ({each.lower(): each for each in _SAME} | _RENAMED).items():
     rule(_name)(_operator(_of))
 for _name, _of in ({each.lower(): each for each in _WIDE} | _WIDE_RENAMED).items():
     rule(_name)(_operator(_of, in_float32=True))
+rule("round", when=to_even)(_operator("Rint", in_float32=True))
 
 
 @rule("regularized_incomplete_beta")
 def betainc(builder: NodeBuilder, *operands: Output) -> Output:
     shape = builder.results[0].shape  # the operator takes arrays of one shape
     return builder.in_float32("Betainc", *(builder.broadcast(each, shape) for each in operands))
-
-
-rule("round", when=to_even)(_operator("Rint", in_float32=True))
 
 
 @rule("add")
